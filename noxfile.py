@@ -1,0 +1,97 @@
+"""One command per intent: `nox -s lint tests conformance docs bench soak`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["lint", "tests-3.11", "conformance", "docs"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+
+FULL = "3.11"
+ALSO = ("3.12", "3.13")
+PACKAGES = ("ratchet", "ratchet_sql", "ratchet_mongo", "conformance_tests")
+TYPED = (*PACKAGES, "tests", "benchmarks", "scripts", "noxfile.py")
+
+
+def _offer_pyenv_interpreters() -> None:
+    """Put interpreters that only pyenv has on the PATH: its shims answer only for activated versions."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for version in (FULL, *ALSO):
+        found = shutil.which(f"python{version}")
+        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            continue
+        for home in sorted(root.glob(f"versions/{version}.*/bin"), reverse=True):
+            os.environ["PATH"] = f"{home}{os.pathsep}{os.environ['PATH']}"
+            break
+
+
+_offer_pyenv_interpreters()
+
+
+def _install(session: nox.Session, *requirements: str) -> None:
+    if session.venv_backend != "none":  # with --no-venv the environment is the caller's business
+        session.install(*requirements)
+
+
+def _present(*names: str) -> list[str]:
+    return [name for name in names if Path(name).exists()]
+
+
+@nox.session(python=FULL)
+def lint(session: nox.Session) -> None:
+    """Style, types, layers, literal statuses, and generated text that must be current."""
+    _install(session, "-e", ".[all,test,dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy", *_present(*TYPED))
+    session.run("pyright", *_present(*PACKAGES))
+    session.run("lint-imports")
+    session.run("python", "scripts/check_status_literals.py")
+    session.run("python", "scripts/render_lifecycle.py", "--check")
+    session.run("python", "scripts/generate_async_store.py", "--check")
+
+
+@nox.session(python=[FULL, *ALSO])
+def tests(session: nox.Session) -> None:
+    """Everything on 3.11; on the newer Pythons the unit tests and whatever runs on the memory store."""
+    _install(session, "-e", ".[all,test]")
+    narrow = [] if session.python == FULL else ["--stores=memory", "-m", "not storm", "tests"]
+    session.run("python", "-m", "pytest", *narrow, *session.posargs)
+
+
+@nox.session(python=FULL)
+def conformance(session: nox.Session) -> None:
+    """The suite that anyone's store must pass, on every store of this repository."""
+    _install(session, "-e", ".[all,test]")
+    session.run("python", "-m", "pytest", "tests/conformance", *session.posargs)
+
+
+@nox.session(python=FULL)
+def docs(session: nox.Session) -> None:
+    """Generated pages are current, and every snippet of the README and the docs runs."""
+    _install(session, "-e", ".[all,test]")
+    session.run("python", "scripts/render_lifecycle.py", "--check")
+    session.run("python", "-m", "pytest", "tests/docs", *session.posargs)
+
+
+@nox.session(python=FULL)
+def bench(session: nox.Session) -> None:
+    """Benchmarks side by side in one run, as ratios."""
+    _install(session, "-e", ".[all,test,dev]")
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(python=FULL)
+def soak(session: nox.Session) -> None:
+    """The storms at full size, then one worker and 200,000 jobs with its memory watched."""
+    _install(session, "-e", ".[all,test]")
+    scale = {"RATCHET_STORM_SCALE": "1.0"}
+    session.run("python", "-m", "pytest", "-m", "storm", "--timeout=3600", env=scale)
+    session.run("python", "-m", "benchmarks.soak", *session.posargs)

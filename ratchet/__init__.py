@@ -1,3 +1,3 @@
-"""Ratchet: a persistent job scheduler on the database you already have."""
+"""Ratchet: a persistent job scheduler with fenced claims."""
 
 __version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""What can be replaced: Protocols only. An implementation imports from here and from `ratchet.domain`."""

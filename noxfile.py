@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.10"
 nox.options.sessions = ["lint", "tests-3.11", "conformance", "docs"]
@@ -23,13 +25,13 @@ TYPED = (*PACKAGES, "tests", "benchmarks", "scripts", "noxfile.py")
 def _offer_pyenv_interpreters() -> None:
     """Put interpreters that only pyenv has on the PATH: its shims answer only for activated versions."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    homes = [Path(sys.executable).parent]  # stays first: what --no-venv runs is this environment's
     for version in (FULL, *ALSO):
         found = shutil.which(f"python{version}")
         if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
             continue
-        for home in sorted(root.glob(f"versions/{version}.*/bin"), reverse=True):
-            os.environ["PATH"] = f"{home}{os.pathsep}{os.environ['PATH']}"
-            break
+        homes += sorted(root.glob(f"versions/{version}.*/bin"))[-1:]
+    os.environ["PATH"] = os.pathsep.join([*map(str, homes), os.environ["PATH"]])
 
 
 _offer_pyenv_interpreters()
@@ -41,21 +43,30 @@ def _install(session: nox.Session, *requirements: str) -> None:
 
 
 def _present(*names: str) -> list[str]:
-    return [name for name in names if Path(name).exists()]
+    return [name for name in names if Path(name).is_file() or any(Path(name).rglob("*.py"))]
 
 
 @nox.session(python=FULL)
 def lint(session: nox.Session) -> None:
     """Style, types, layers, literal statuses, and generated text that must be current."""
     _install(session, "-e", ".[all,test,dev]")
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    session.run("mypy", *_present(*TYPED))
-    session.run("pyright", *_present(*PACKAGES))
-    session.run("lint-imports")
-    session.run("python", "scripts/check_status_literals.py")
-    session.run("python", "scripts/render_lifecycle.py", "--check")
-    session.run("python", "scripts/generate_async_store.py", "--check")
+    failed = []
+    for command in (
+        ("ruff", "check", "."),
+        ("ruff", "format", "--check", "."),
+        ("mypy", *_present(*TYPED)),
+        ("pyright", *_present(*PACKAGES)),
+        ("lint-imports",),
+        ("python", "scripts/check_status_literals.py"),
+        ("python", "scripts/render_lifecycle.py", "--check"),
+        ("python", "scripts/generate_async_store.py", "--check"),
+    ):
+        try:
+            session.run(*command)
+        except CommandFailed:  # say everything that is wrong, not only the first
+            failed.append(command[0])
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 @nox.session(python=[FULL, *ALSO])

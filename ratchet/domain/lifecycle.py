@@ -328,7 +328,7 @@ def target_of(job: Row, change: Change) -> Status:
         return job.status
     if len(targets) == 1:
         return targets[0]
-    if change.target not in targets:
+    if change.target is None or change.target not in targets:
         raise ValueError(f"{change.trigger} must name its target, one of {', '.join(targets)}")
     return change.target
 

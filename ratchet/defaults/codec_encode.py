@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import Enum, Flag
@@ -36,7 +36,7 @@ Json = Any
 Step = tuple[str, object]  # how to get from a container to its part: ("item" | "key" | "attribute", which)
 
 
-def is_plain(*containers: Sequence[object] | dict[str, Any]) -> bool:
+def is_plain(*containers: Any) -> bool:
     """True if all that the containers hold is exactly what JSON gives back: nothing needs translation.
 
     Level by level and counted, so that neither a cycle nor a small value that refers to itself
@@ -50,7 +50,7 @@ def is_plain(*containers: Sequence[object] | dict[str, Any]) -> bool:
             seen += len(container)
             if seen > MAX_VALUES:
                 return False
-            values: Iterable[Any] = container
+            values = container
             if type(container) is dict:
                 for key in container:
                     if (

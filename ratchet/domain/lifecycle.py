@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol
 from uuid import UUID
 
+from ratchet.errors import UsageError
+
 if TYPE_CHECKING:
     from ratchet.domain.settlement import Change
 
@@ -329,47 +331,56 @@ def target_of(job: Row, change: Change) -> Status:
     if len(targets) == 1:
         return targets[0]
     if change.target is None or change.target not in targets:
-        raise ValueError(f"{change.trigger} must name its target, one of {', '.join(targets)}")
+        raise UsageError(f"{change.trigger} must name its target, one of {', '.join(targets)}")
     return change.target
+
+
+_MS: Final = timedelta(milliseconds=1)
+_NO_TIME: Final = timedelta()
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def clamp(instant: datetime) -> datetime:
     """An instant as it is stored: UTC, whole milliseconds, not beyond LATEST (UNSCHEDULED stays)."""
     if instant == UNSCHEDULED:
         return instant
+    if instant > LATEST:  # compared first: another zone's last hours of 9999 have no UTC form
+        return LATEST
+    if instant < _EARLIEST:
+        return _EARLIEST
     instant = instant.astimezone(UTC)
-    micro = instant.microsecond
-    return min(instant.replace(microsecond=micro - micro % 1000), LATEST)
-
-
-_MS: Final = timedelta(milliseconds=1)
+    return instant.replace(microsecond=instant.microsecond // 1000 * 1000)
 
 
 def after(now: datetime, delay: timedelta) -> datetime:
     """`now` + `delay`, rounded up to a millisecond (erring late), clamped; a negative delay is now."""
-    if delay <= timedelta():
+    if delay <= _NO_TIME:
         return now
-    whole = -(-delay // _MS) * _MS
-    return LATEST if whole > LATEST - now else now + whole
+    if delay > LATEST - now:  # asked first: rounding the longest delays up would overflow
+        return LATEST
+    return min(now + -(-delay // _MS) * _MS, LATEST)
 
 
-def _end(now: datetime, change: Change) -> datetime:
-    age = change.age // _MS * _MS
-    return now - age if age > timedelta() else now
+def _whole(delta: timedelta) -> timedelta:
+    """Cut to milliseconds."""
+    odd = delta.microseconds % 1000
+    return delta - timedelta(microseconds=odd) if odd else delta
 
 
-def _duration(job: Row, change: Change, now: datetime) -> timedelta:
+def _timings(job: Row, change: Change, now: datetime) -> tuple[datetime, datetime, timedelta, timedelta]:
+    """started_at, ended_at, duration and queue_wait of the attempt that `change` ends (section 3)."""
+    end = now - _whole(change.age) if change.age > _NO_TIME else now
     if change.duration is not None:
-        return max(change.duration // _MS * _MS, timedelta())
-    return max(_end(now, change) - job.picked_at, timedelta()) if job.picked_at else timedelta()
-
-
-def _start(job: Row, change: Change, now: datetime) -> datetime:
-    return _end(now, change) - _duration(job, change, now)
-
-
-def _queue_wait(job: Row, change: Change, now: datetime) -> timedelta:
-    return max(_start(job, change, now) - job.scheduled_time, timedelta())
+        duration = _whole(change.duration)
+    elif job.picked_at is not None:
+        duration = end - job.picked_at
+    else:
+        duration = _NO_TIME
+    if duration < _NO_TIME:
+        duration = _NO_TIME
+    start = end - duration
+    queue_wait = start - job.scheduled_time
+    return start, end, duration, max(_NO_TIME, queue_wait)
 
 
 _GIVEN_AS: Final[Mapping[str, str]] = MappingProxyType({"last_error": "error"})
@@ -387,17 +398,23 @@ _RULES: Final[Mapping[Value, _Rule]] = {
     Value.DUE: lambda job, change, now, name: (
         job.scheduled_time if change.delay is None else after(now, change.delay)
     ),
-    Value.START: lambda job, change, now, name: _start(job, change, now),
-    Value.END: lambda job, change, now, name: _end(now, change),
-    Value.DURATION: lambda job, change, now, name: _duration(job, change, now),
-    Value.QUEUE_WAIT: lambda job, change, now, name: _queue_wait(job, change, now),
+    Value.START: lambda job, change, now, name: _timings(job, change, now)[0],
+    Value.END: lambda job, change, now, name: _timings(job, change, now)[1],
+    Value.DURATION: lambda job, change, now, name: _timings(job, change, now)[2],
+    Value.QUEUE_WAIT: lambda job, change, now, name: _timings(job, change, now)[3],
     Value.OWNER: lambda job, change, now, name: change.incarnation,
     Value.SOURCE: lambda job, change, now, name: job.status,
 }
 
-_COMPILED: Final = {
-    row.trigger: tuple((name, _RULES[value]) for name, value in row.writes.items()) for row in TABLE
-}
+
+def _compile(row: Transition) -> tuple[tuple[tuple[str, _Rule], ...], bool]:
+    """The rules of a row, and whether it writes all four timings, which then are computed once."""
+    timed = row.writes.items() >= _TIMED.items()
+    names = row.writes.keys() - _TIMED.keys() if timed else row.writes.keys()
+    return tuple((name, _RULES[value]) for name, value in row.writes.items() if name in names), timed
+
+
+_COMPILED: Final = {row.trigger: _compile(row) for row in TABLE}
 
 
 def assign(job: Row, change: Change, now: datetime) -> dict[str, object]:
@@ -411,8 +428,16 @@ def assign(job: Row, change: Change, now: datetime) -> dict[str, object]:
         "version": job.version + 1,
         "updated_at": now,
     }
-    for name, rule in _COMPILED[change.trigger]:
+    rules, timed = _COMPILED[change.trigger]
+    for name, rule in rules:
         fields[name] = rule(job, change, now, name)
+    if timed:
+        (
+            fields["started_at"],
+            fields["ended_at"],
+            fields["duration"],
+            fields["queue_wait"],
+        ) = _timings(job, change, now)
     return fields
 
 
@@ -454,6 +479,7 @@ def execution(job: Row, change: Change, now: datetime, *, job_id: UUID, node: st
         return None
     if ends is AttemptEnd.FAILED and change.timed_out:
         ends = AttemptEnd.TIMED_OUT
+    start, end, duration, _ = _timings(job, change, now)
     return Execution(
         job_id=job_id,
         claim_seq=job.claim_seq,
@@ -462,8 +488,8 @@ def execution(job: Row, change: Change, now: datetime, *, job_id: UUID, node: st
         trigger=change.trigger,
         node=node,
         picked_at=job.picked_at,
-        started_at=_start(job, change, now),
-        ended_at=_end(now, change),
-        duration=_duration(job, change, now),
+        started_at=start,
+        ended_at=end,
+        duration=duration,
         error=change.error,
     )

@@ -11,6 +11,7 @@ from typing import Final
 from ratchet.errors import CancellationRequested, RetryAfter, UsageError, permanent_reason
 
 _ZERO: Final = timedelta()
+_MICROSECOND: Final = timedelta(microseconds=1)
 MAX_DELAY: Final = timedelta(hours=24)
 EXPONENT_CAP: Final = 20
 _MAX_SECONDS: Final = timedelta.max.total_seconds()
@@ -97,8 +98,10 @@ class Backoff:
         """One line of text for a store; `decode` reads it."""
         if self.kind is BackoffKind.NONE:
             return ""
-        ms = timedelta(milliseconds=1)
-        return f"{self.kind} {self.base / ms!r} {self.factor!r} {self.max_delay / ms!r} {self.jitter!r}"
+        return (
+            f"{self.kind} {self.base // _MICROSECOND} {self.factor!r} "
+            f"{self.max_delay // _MICROSECOND} {self.jitter!r}"
+        )
 
     @classmethod
     def decode(cls, text: str | None) -> Backoff:
@@ -106,8 +109,13 @@ class Backoff:
         if not text:
             return NO_BACKOFF
         kind, base, factor, max_delay, jitter = text.split(" ")
-        ms = timedelta(milliseconds=1)
-        return cls(BackoffKind(kind), float(base) * ms, float(factor), float(max_delay) * ms, float(jitter))
+        return cls(
+            BackoffKind(kind),
+            int(base) * _MICROSECOND,
+            float(factor),
+            int(max_delay) * _MICROSECOND,
+            float(jitter),
+        )
 
 
 NO_BACKOFF: Final = Backoff()

@@ -1,0 +1,182 @@
+"""A store under test: how it is opened, how its clock is set, and how jobs get into each state."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import Any, Final, TypeVar
+from uuid import UUID, uuid4
+
+from ratchet.domain.ids import new_id
+from ratchet.domain.job import Claim, Job, NewJob
+from ratchet.domain.lifecycle import Status, Trigger
+from ratchet.domain.settlement import Change, Effect, Settlement
+from ratchet.spi.plugin import StorePlugin
+from ratchet.spi.store import Applied, Claimed, ClaimRequest, JobStore, RecoverRequest, Settled
+
+START: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SECOND: Final = timedelta(seconds=1)
+MINUTE: Final = timedelta(minutes=1)
+EVERYTHING: Final = {"threads": 1000, "async": 1000, "processes": 1000}
+
+PLUGINS: Final = {"memory": "ratchet.defaults.memory:plugin", "sqlite": "ratchet_sql.plugin:sqlite"}
+
+T = TypeVar("T")
+
+
+class SettableClock:
+    """Store time under the test's control; it moves only when told to."""
+
+    def __init__(self, now: datetime = START) -> None:
+        self._now = now
+
+    def now(self) -> datetime:
+        return self._now
+
+    def advance(self, delta: timedelta) -> datetime:
+        self._now += delta
+        return self._now
+
+
+class StoreHarness:
+    """All that a suite needs to know of a store: `open` handles on one database, `reset`, and its `clock`."""
+
+    def __init__(self, url: str) -> None:
+        scheme = url.partition(":")[0]
+        module, _, name = PLUGINS[scheme].partition(":")
+        self.plugin: StorePlugin = getattr(import_module(module), name)
+        # Handles on one memory store find each other by name.
+        self.url = f"memory://{uuid4().hex}" if url == "memory://" else url
+        self.name = scheme
+        self.clock = SettableClock()
+        self._handles: list[JobStore] = []
+
+    def open(self) -> JobStore:
+        """A further handle on the same jobs, as another node would open it."""
+        store = self.plugin.open(self.url, clock=self.clock)
+        self._handles.append(store)
+        return store
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.close()
+        self._handles.clear()
+
+
+def new_job(**fields: Any) -> NewJob:
+    """A job to submit; every field but the id has a plain default."""
+    return NewJob(**{"id": new_id(), "target": "shop.jobs:charge", "payload": "[]", **fields})
+
+
+def request(incarnation: str = "node-1", limit: int = 50, **fields: Any) -> ClaimRequest:
+    return ClaimRequest(
+        incarnation=incarnation, limit=limit, limits=fields.pop("limits", EVERYTHING), **fields
+    )
+
+
+def ids(entries: Sequence[Claim] | Sequence[Job]) -> list[UUID]:
+    return [entry.job_id if isinstance(entry, Claim) else entry.id for entry in entries]
+
+
+class Driver:
+    """Moves jobs through the SPI, failing where a step that must succeed does not."""
+
+    def __init__(self, store: JobStore, clock: SettableClock) -> None:
+        self.store, self.clock = store, clock
+
+    def submit(self, **fields: Any) -> UUID:
+        new = new_job(**fields)
+        (answer,) = self.store.insert([new])
+        assert answer.created
+        return new.id
+
+    def job(self, job_id: UUID) -> Job:
+        job = self.store.get(job_id)
+        assert job is not None
+        return job
+
+    def status(self, job_id: UUID) -> Status:
+        return self.job(job_id).status
+
+    def claim(self, incarnation: str = "node-1", limit: int = 50, **fields: Any) -> Claimed:
+        return self.store.claim(request(incarnation, limit, **fields))
+
+    def claim_one(self, job_id: UUID, incarnation: str = "node-1") -> Claim:
+        """Claim exactly this job, which must be the only one that is due."""
+        (claim,) = self.claim(incarnation).claims
+        assert claim.job_id == job_id
+        return claim
+
+    def settle(self, trigger: Trigger, job_id: UUID, *effects: Effect, **fields: Any) -> Settled:
+        answer = self.store.settle(Settlement(Change(trigger, job_id, **fields), effects))
+        assert isinstance(answer, Settled), answer
+        return answer
+
+    def apply(self, trigger: Trigger, job_id: UUID, **fields: Any) -> Job:
+        answer = self.store.apply(Change(trigger, job_id, **fields))
+        assert isinstance(answer, Applied), answer
+        return answer.job
+
+    def end(self, claim: Claim, trigger: Trigger, *effects: Effect, **fields: Any) -> Settled:
+        """End `claim` by `trigger`, with what that row needs."""
+        given = {"error": "ValueError: no", "duration": SECOND} | fields
+        return self.settle(trigger, claim.job_id, *effects, claim_seq=claim.claim_seq, **given)
+
+    def drive(self, status: Status, *, eventful: bool = False, **fields: Any) -> Job:
+        """A new job in `status`; an eventful one has been retried and recovered before."""
+        if status is Status.WAITING:
+            return self.job(self.submit(start=Status.WAITING, **fields))
+        job_id = self.submit(**fields)
+        if eventful:
+            self.end(self.claim_one(job_id, "node-0"), Trigger.RETRY, delay=timedelta())
+            self.claim_one(job_id, "node-0")
+            gone = RecoverRequest(grace=MINUTE, crash_budget=3, known_gone=frozenset({"node-0"}))
+            assert [orphan.job_id for orphan in self.store.recover(gone).recovered] == [job_id]
+        self.clock.advance(SECOND)
+        match status:
+            case Status.PENDING:
+                pass
+            case Status.PAUSED:
+                self.apply(Trigger.PAUSE, job_id)
+            case Status.CANCELED:
+                self.settle(Trigger.CANCEL, job_id)
+            case _:
+                claim = self.claim_one(job_id)
+                self.clock.advance(SECOND)
+                if status is Status.SUCCEEDED:
+                    self.end(claim, Trigger.SUCCEED, result='"done"')
+                elif status is Status.FAILED:
+                    self.end(claim, Trigger.FAIL, attempts=claim.attempts + 1)
+        self.clock.advance(SECOND)
+        job = self.job(job_id)
+        assert job.status is status
+        return job
+
+
+def at_once(*actions: Callable[[], T]) -> list[T | BaseException]:
+    """Run all at the same moment, a thread each; what each returned or raised, in order."""
+    barrier = threading.Barrier(len(actions))
+    answers: list[T | BaseException | None] = [None] * len(actions)
+
+    def run(place: int, action: Callable[[], T]) -> None:
+        barrier.wait(30)
+        try:
+            answers[place] = action()
+        except BaseException as error:
+            answers[place] = error
+
+    threads = [threading.Thread(target=run, args=entry) for entry in enumerate(actions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a store call hangs"
+    return answers  # type: ignore[return-value]
+
+
+__all__ = [
+    "EVERYTHING", "MINUTE", "PLUGINS", "SECOND", "START", "Driver", "SettableClock", "StoreHarness", "at_once",
+    "ids", "new_job", "request",
+]  # fmt: skip

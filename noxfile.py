@@ -60,6 +60,7 @@ def lint(session: nox.Session) -> None:
         ("python", "scripts/check_status_literals.py"),
         ("python", "scripts/render_lifecycle.py", "--check"),
         ("python", "scripts/generate_async_store.py", "--check"),
+        ("python", "-m", "ratchet_sql.render", "--check"),
     ):
         try:
             session.run(*command)

@@ -17,7 +17,11 @@ from ratchet.domain.lifecycle import Status
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ratchet", "ratchet_sql", "ratchet_mongo", "conformance_tests")
-EXEMPT = ("ratchet/domain/lifecycle.py", "ratchet_sql/migrations/")
+EXEMPT = (
+    "ratchet/domain/lifecycle.py",
+    "ratchet_sql/migrations/",
+    "ratchet_sql/rendered.py",  # generated from statements that use the enum, and proved current
+)
 
 _NAMES = "|".join(Status)
 _LITERAL = re.compile(rf"\A(?:{_NAMES})\Z|(['\"])(?:{_NAMES})\1")

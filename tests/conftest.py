@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
+from uuid import uuid4
 
 import pytest
 
@@ -21,7 +22,7 @@ class StoreUnavailable(Exception):
 
 # name -> makes the URL of a fresh, empty store for one test, or raises StoreUnavailable.
 STORES: Final[Mapping[str, Callable[[Path], str]]] = {
-    "memory": lambda folder: "memory://",
+    "memory": lambda folder: f"memory://t{uuid4().hex}",
     "sqlite": lambda folder: f"sqlite:///{folder / 'ratchet.db'}",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 from uuid import uuid4
@@ -58,8 +58,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     try:
         return STORES[name](tmp_path)
     except StoreUnavailable as reason:
-        if os.environ.get("RATCHET_REQUIRE_STORES") == "1":
-            pytest.fail(f"store {name} is required and cannot run: {reason}", pytrace=False)
         pytest.skip(f"{NOT_RUN}{name}: {reason}")
 
 
@@ -107,13 +105,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped; empty for any other report."""
+    return str(report.longrepr[2]) if report.skipped and isinstance(report.longrepr, tuple) else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where stores are required, NOT RUN is a failure, whoever said it."""
+    report = yield
+    reason = _reason(report)
+    if NOT_RUN in reason and os.environ.get("RATCHET_REQUIRE_STORES") == "1":
+        report.outcome = "failed"
+        report.longrepr = f"every store is required here (RATCHET_REQUIRE_STORES=1): {reason}"
+    return report
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """List what was not run and what is not built yet, counted and by name."""
     for prefix, what in ((NOT_RUN, "store x reason"), (NOT_YET, "capability")):
         names: Counter[str] = Counter()
         for report in terminalreporter.stats.get("skipped", []):
-            reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
-            _, found, name = reason.partition(prefix)
+            _, found, name = _reason(report).partition(prefix)
             if found:
                 names[name] += 1
         if names:

@@ -159,17 +159,28 @@ def _die_with(node: int) -> None:
 
 
 def _leave_signals_to_the_node() -> None:
+    ours = (signal.SIGINT, signal.SIGTERM)
+    forking = threading.local()
+
     def leave(_signal: int, _frame: FrameType | None) -> None:
         """Do nothing. Unlike SIG_IGN this is not inherited by programs that a body starts."""
 
-    def restore() -> None:
-        # What a body forks is no child of ours and must stay stoppable.
+    def hold() -> None:
+        # A signal to a new fork waits until the fork is no longer deaf to it.
+        forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+
+    def go_on() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.mask)
+
+    def become_stoppable() -> None:
+        # What a body forks is no child of the node's.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        go_on()
 
-    signal.signal(signal.SIGINT, leave)
-    signal.signal(signal.SIGTERM, leave)
-    os.register_at_fork(after_in_child=restore)
+    for number in ours:
+        signal.signal(number, leave)
+    os.register_at_fork(before=hold, after_in_parent=go_on, after_in_child=become_stoppable)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import logging
 import os
@@ -15,7 +16,7 @@ from uuid import UUID
 from ratchet.context import JobContext, bind_context
 from ratchet.defaults.codec import JsonCodec
 from ratchet.defaults.policy import PrefixPolicy
-from ratchet.defaults.sanitizer import safe_sanitize
+from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize
 from ratchet.domain.retry import answers_request, do_not_retry_reason, retry_after
 from ratchet.engine.child_wire import BodyRequest, Raised, Refused, Returned
 from ratchet.engine.targets import Target, Targets
@@ -95,6 +96,7 @@ class BodyRunner:
         policy = PrefixPolicy(allow)
         self._targets = Targets(policy, _NoServices())
         self._codec = JsonCodec(allows=policy.allows_module)
+        self._sanitize = functools.partial(safe_sanitize, DefaultErrorSanitizer())
         self._result_limit = result_limit
         self._pid = os.getpid()
         # One loop for the life of the child: clients that a module keeps stay usable in its next async job.
@@ -143,9 +145,9 @@ class BodyRunner:
         try:
             return self._targets.resolve(text)
         except TargetRefused as problem:
-            return Refused(refusal="policy", message=safe_sanitize(problem))
+            return Refused(refusal="policy", message=self._sanitize(problem))
         except BaseException as problem:  # noqa: BLE001 - a module may raise anything while it is imported
-            return Refused(refusal="unknown", message=safe_sanitize(problem))
+            return Refused(refusal="unknown", message=self._sanitize(problem))
 
     def _decode(
         self, request: BodyRequest, target: Target
@@ -154,15 +156,15 @@ class BodyRunner:
             args, kwargs = self._codec.decode_arguments(request.payload, request.format)
             params = {name: self._codec.decode_value(text) for name, text in request.params.items()}
         except NewerPayloadFormat as problem:
-            return Refused(refusal="newer_format", message=safe_sanitize(problem))
+            return Refused(refusal="newer_format", message=self._sanitize(problem))
         except BaseException as problem:  # noqa: BLE001 - decoding runs code of payload classes
             # The data is whole, its class is not deployed here yet: as good as an unknown target.
             waits = isinstance(problem, UnreadablePayload) and getattr(problem, "deferrable", False)
-            return Refused(refusal="unknown" if waits else "poison", message=safe_sanitize(problem))
+            return Refused(refusal="unknown" if waits else "poison", message=self._sanitize(problem))
         try:
             args, kwargs = target.signature.validate(args, kwargs)
         except BaseException as problem:  # noqa: BLE001 - ArgumentError, or whatever a validator raises
-            return Refused(refusal="arguments", message=safe_sanitize(problem))
+            return Refused(refusal="arguments", message=self._sanitize(problem))
         return args, kwargs, params
 
     # -- the body --------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ class BodyRunner:
         except BaseException as problem:  # noqa: BLE001 - encoding looks into the job's objects
             return Raised(
                 type_name=_type_name(problem),
-                error=safe_sanitize(problem),
+                error=self._sanitize(problem),
                 duration=duration,
                 age=time.monotonic() - ended,
                 unencodable_result=True,
@@ -248,7 +250,7 @@ class BodyRunner:
             delay = None if asked is None else asked.total_seconds()
         return Raised(
             type_name=_type_name(error),
-            error=safe_sanitize(error),
+            error=self._sanitize(error),
             do_not_retry=permanent,
             retry_after=delay,
             cancellation=cancellation,

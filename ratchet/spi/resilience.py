@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -23,4 +23,8 @@ class ResilienceStrategy(Protocol):
 
     def execute(self, service: str | None, call: Callable[[], T]) -> T:
         """Run `call` and answer what it answers; what it raises passes through and may be counted."""
+        ...
+
+    async def execute_async(self, service: str | None, call: Callable[[], Awaitable[T]]) -> T:
+        """`execute` for an ``async def`` body."""
         ...

@@ -1,0 +1,357 @@
+"""Builds one submission, word by word; nothing happens before `submit`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from ratchet.domain.ids import new_id
+from ratchet.domain.job import NewJob
+from ratchet.domain.lifecycle import LATEST, clamp
+from ratchet.domain.options import JobOptions, check_text
+from ratchet.domain.priority import Priority
+from ratchet.domain.retry import NO_BACKOFF, Backoff
+from ratchet.errors import (
+    CapabilityMissing,
+    PayloadTooLarge,
+    UnsupportedTarget,
+    UsageError,
+)
+from ratchet.spi.capabilities import Capability
+
+if TYPE_CHECKING:
+    from typing import Self
+    from uuid import UUID
+
+    from ratchet.engine.targets import Target, Targets
+    from ratchet.handle import JobHandle
+    from ratchet.settings import Settings
+    from ratchet.spi.codec import PayloadCodec
+
+R = TypeVar("R")
+_ZERO: Final = timedelta()
+
+
+@dataclass(slots=True)
+class Draft:
+    """What a builder has gathered so far."""
+
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: JobOptions
+    defaults: JobOptions
+    delay: timedelta | None = None
+    at: datetime | None = None
+    params: dict[str, object] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    business_key: str | None = None
+    immediate: bool = False
+
+
+class Submission:
+    """Turns drafts into jobs that can be stored: binds, validates, encodes, checks limits (section 2).
+
+    Args:
+        targets: finds callables.
+        codec: encodes.
+        settings: limits and defaults.
+    """
+
+    def __init__(
+        self,
+        targets: Targets,
+        codec: PayloadCodec,
+        settings: Settings,
+        capabilities: Callable[[], frozenset[str]],
+    ) -> None:
+        self._targets, self._codec, self._settings, self._capabilities = (
+            targets,
+            codec,
+            settings,
+            capabilities,
+        )
+
+    def draft(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], defaults: JobOptions
+    ) -> Draft:
+        """Begin: resolve the target and bind the arguments, so that a wrong call fails where it is written.
+
+        Raises:
+            UnsupportedTarget, TargetRefused, ArgumentError: see there.
+        """
+        target = self._targets.describe(func)
+        target.signature.bind(args, kwargs)
+        target.signature.validate(args, kwargs)
+        return Draft(target, args, kwargs, JobOptions(), defaults)
+
+    def encode(self, draft: Draft) -> NewJob:
+        """The job to store.
+
+        Raises:
+            PayloadError: an argument or param cannot travel, or is too large.
+            UsageError: options that do not fit.
+        """
+        options = draft.options.over(draft.defaults)
+        target = draft.target
+        payload = self._codec.encode_arguments(draft.args, draft.kwargs, names=target.signature.names)
+        params = {
+            name: self._codec.encode_value(value, what=f"param {name!r}")
+            for name, value in draft.params.items()
+        }
+        self._check_size("the arguments", len(payload))
+        if params:
+            self._check_size("the params", sum(len(name) + len(text) for name, text in params.items()))
+        if options.resource is not None and Capability.PERMIT not in self._capabilities():
+            raise CapabilityMissing(
+                Capability.PERMIT,
+                f"resource {options.resource!r} is not configured: this store offers no permits",
+            )
+        return NewJob(
+            id=new_id(),
+            target=target.text,
+            payload=payload,
+            format=self._codec.format,
+            params=params,
+            executor=self._executor(target, options.executor),
+            priority=Priority.NORMAL if options.priority is None else options.priority,
+            delay=draft.delay,
+            at=draft.at,
+            max_retries=options.max_retries or 0,
+            backoff=NO_BACKOFF if options.backoff is None else options.backoff,
+            timeout=self._settings.timeouts.default if options.timeout is None else options.timeout,
+            tags=options.tags,
+            idempotency_key=draft.idempotency_key,
+            business_key=draft.business_key,
+            principal=options.principal,
+            resource=options.resource,
+            on_success=self._callback(options.on_success),
+            on_failure=self._callback(options.on_failure),
+        )
+
+    def _check_size(self, what: str, size: int) -> None:
+        if size > self._settings.payload.arguments:
+            raise PayloadTooLarge(what, size, self._settings.payload.arguments)
+
+    def _callback(self, func: Callable[..., Any] | None) -> str | None:
+        return None if func is None else self._targets.describe(func).text
+
+    @staticmethod
+    def _executor(target: Target, asked: str | None) -> str:
+        if asked is None:
+            return "async" if target.is_async else "threads"
+        if asked == "async" and not target.is_async:
+            raise UsageError(f"{target.text} is not an async def, so it cannot run with executor='async'")
+        if asked == "threads" and target.is_async:
+            raise UsageError(f"{target.text} is an async def, so it cannot run with executor='threads'")
+        if asked == "processes" and target.is_method:
+            raise UnsupportedTarget(
+                f"{target.text} is a method of a service, which a child process does not have; submit a function"
+            )
+        return asked
+
+
+class JobBuilder(Generic[R]):
+    """One submission in the making. Every ``with_...`` changes it and answers it; `submit` stores it."""
+
+    __slots__ = ("_done", "_draft", "_site", "_submit")
+
+    def __init__(
+        self, draft: Draft, submit: Callable[[Draft, object | None], JobHandle[R]], depth: int = 2
+    ) -> None:
+        self._draft = draft
+        self._submit = submit
+        self._done = False
+        frame = sys._getframe(depth)
+        self._site = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+    # -- when
+
+    def immediate(self) -> Self:
+        """Tell the other nodes at once."""
+        self._draft.immediate = True
+        return self
+
+    def with_delay(self, delay: timedelta) -> Self:
+        """Due after `delay`; a negative one is now, one beyond year 9999 the last possible instant."""
+        self._draft.delay, self._draft.at = check_delay(delay), None
+        return self
+
+    def at(self, when: datetime) -> Self:
+        """Due at an aware instant."""
+        self._draft.delay, self._draft.at = None, check_instant(when)
+        return self
+
+    # -- how
+
+    def _with(self, **options: Any) -> Self:
+        self._draft.options = replace(self._draft.options, **options)
+        return self
+
+    def with_options(self, options: JobOptions) -> Self:
+        """Several at once; what they leave open stays as it is."""
+        self._draft.options = options.over(self._draft.options)
+        return self
+
+    def with_priority(self, priority: Priority) -> Self:
+        """LOWEST to CRITICAL; CRITICAL also tells the other nodes at once."""
+        return self._with(priority=priority)
+
+    def with_max_retries(self, max_retries: int) -> Self:
+        """Further executions after the first that fails."""
+        return self._with(max_retries=max_retries)
+
+    def with_backoff(self, backoff: Backoff) -> Self:
+        """The delay before each retry."""
+        return self._with(backoff=backoff)
+
+    def with_timeout(self, timeout: timedelta) -> Self:
+        """How long one execution may take."""
+        return self._with(timeout=timeout)
+
+    def with_tags(self, *tags: str) -> Self:
+        """Add tags: trimmed, lower-cased, at most 64 characters each."""
+        return self._with(tags=self._draft.options.tags | JobOptions(tags=frozenset(tags)).tags)
+
+    def with_executor(self, executor: str) -> Self:
+        """``threads``, ``async`` or ``processes``."""
+        return self._with(executor=executor)
+
+    def with_resource(self, name: str) -> Self:
+        """Run only while a permit of this resource is free."""
+        check_text("resource name", name)
+        return self._with(resource=name)
+
+    def with_principal(self, principal: str) -> Self:
+        """On whose behalf."""
+        check_text("principal", principal)
+        return self._with(principal=principal)
+
+    def with_param(self, name: str, value: object) -> Self:
+        """A named value beside the arguments: `current_job().params[name]`."""
+        check_text("param name", name)
+        self._draft.params[name] = value
+        return self
+
+    def with_params(self, **params: object) -> Self:
+        """Several params."""
+        for name, value in params.items():
+            self.with_param(name, value)
+        return self
+
+    # -- identity
+
+    def with_idempotency_key(self, key: str) -> Self:
+        """Unique for ever: a second submission with it answers the first one's job."""
+        check_key("idempotency key", key)
+        self._draft.idempotency_key = key
+        return self
+
+    def with_business_key(self, key: str) -> Self:
+        """Unique among jobs that have not settled: a second one raises `DuplicateBusinessKey`."""
+        check_key("business key", key)
+        self._draft.business_key = key
+        return self
+
+    # -- afterwards
+
+    def on_success(self, callback: Callable[..., Any]) -> Self:
+        """A named function, called as ``callback(ctx, result)`` after success, at least once."""
+        return self._with(on_success=callback)
+
+    def on_failure(self, callback: Callable[..., Any]) -> Self:
+        """A named function, called as ``callback(ctx, error)`` after permanent failure, at least once."""
+        return self._with(on_failure=callback)
+
+    # -- the end
+
+    def submit(self, *, unit: object | None = None) -> JobHandle[R]:
+        """Store the job.
+
+        Args:
+            unit: the caller's open transaction, where the store can join it: the job exists exactly if
+                that commits.
+
+        Raises:
+            DuplicateBusinessKey: the key is held.
+            PayloadError: something cannot travel.
+            StoreError: the store could not take it; nothing was stored, or the same call answers it.
+        """
+        if self._done:
+            raise UsageError("this builder has been submitted; make a new one")
+        handle = self._submit(self._draft, unit)
+        self._done = True
+        return handle
+
+    def take(self) -> Draft:
+        """The draft, for `replace`, which submits it itself."""
+        if self._done:
+            raise UsageError("this builder has been submitted; make a new one")
+        self._done = True
+        return self._draft
+
+    def __del__(self) -> None:
+        if not getattr(self, "_done", True):
+            warnings.warn(
+                f"the job built at {self._site} was never submitted; end the chain with .submit()",
+                ResourceWarning,
+                stacklevel=2,
+                source=None,
+            )
+
+    def __repr__(self) -> str:
+        return f"<JobBuilder {self._draft.target.text} ({'submitted' if self._done else 'not submitted'})>"
+
+
+def check_key(what: str, key: str) -> None:
+    """Refuse an empty, too long or unstorable key."""
+    check_text(what, key)
+    if not key:
+        raise UsageError(f"a {what} cannot be empty")
+
+
+def check_delay(delay: timedelta) -> timedelta:
+    """A delay as it is stored."""
+    if not isinstance(delay, timedelta):
+        raise UsageError(f"a delay is a timedelta, not {type(delay).__name__}")
+    return max(delay, _ZERO)
+
+
+def check_instant(when: datetime) -> datetime:
+    """An instant as it is stored; a naive one is refused.
+
+    Raises:
+        UsageError: naive: nobody can know which zone was meant.
+    """
+    if not isinstance(when, datetime):
+        raise UsageError(f"a due time is a datetime or a timedelta, not {type(when).__name__}")
+    if when.tzinfo is None or when.utcoffset() is None:
+        raise UsageError(
+            f"{when} has no time zone; write one, like datetime.now(UTC) or ZoneInfo('Europe/Paris')"
+        )
+    try:
+        return clamp(when.astimezone(UTC))
+    except OverflowError:
+        return LATEST
+
+
+def check_when(when: timedelta | datetime) -> tuple[timedelta | None, datetime | None]:
+    """(delay, instant): exactly one of them."""
+    if isinstance(when, timedelta):
+        return check_delay(when), None
+    return None, check_instant(when)
+
+
+def as_arguments(entry: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """One entry of `enqueue_many`: a tuple of positional arguments, or a dict of keyword ones."""
+    if isinstance(entry, dict):
+        return (), entry
+    if isinstance(entry, (tuple, list)):
+        return tuple(entry), {}
+    raise UsageError(
+        f"enqueue_many takes one tuple of arguments per job, like [(1,), (2,)], not {type(entry).__name__}"
+    )

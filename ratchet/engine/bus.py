@@ -1,0 +1,127 @@
+"""Event listeners: each on its own thread behind its own bounded queue (section 12)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from ratchet.domain.events import JobEvent, JobsBulkRetried
+
+log = logging.getLogger("ratchet.events")
+Event = JobEvent | JobsBulkRetried
+Listener = Callable[[Any], None]
+QUEUE_LIMIT: Final = 10_000
+
+
+class Subscription:
+    """One listener. Close it to stop listening.
+
+    Attributes:
+        dropped: events lost because the listener was too slow.
+        failures: how often the listener raised.
+    """
+
+    def __init__(self, listener: Listener, types: tuple[type, ...], bus: Bus) -> None:
+        self.listener, self.types = listener, types
+        self.dropped = self.failures = 0
+        self._bus = bus
+        self._queue: deque[Event] = deque()
+        self._ready = threading.Condition()
+        self._busy = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def offer(self, event: Event) -> None:
+        """Queue it; beyond the limit the oldest goes."""
+        if self.types and not isinstance(event, self.types):
+            return
+        with self._ready:
+            if self._closed:
+                return
+            if len(self._queue) >= QUEUE_LIMIT:
+                self._queue.popleft()
+                self.dropped += 1
+                if self.dropped & (self.dropped - 1) == 0:  # at 1, 2, 4, 8 ...: a warning, not a flood
+                    log.warning(
+                        "listener %s is too slow: %d events dropped", _name(self.listener), self.dropped
+                    )
+            self._queue.append(event)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name=f"ratchet-listener-{_name(self.listener)}", daemon=True
+                )
+                self._thread.start()
+            self._ready.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._ready:
+                self._busy = False
+                self._ready.notify_all()
+                while not self._queue and not self._closed:
+                    self._ready.wait()
+                if not self._queue:
+                    return
+                event = self._queue.popleft()
+                self._busy = True
+            try:
+                self.listener(event)
+            except BaseException as error:  # noqa: BLE001 - a listener harms no job, whatever it raises
+                self.failures += 1
+                log.error("listener %s raised %s", _name(self.listener), type(error).__name__)
+            del event
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything offered so far has been handled."""
+        with self._ready:
+            return self._ready.wait_for(lambda: not self._queue and not self._busy, timeout)
+
+    def close(self) -> None:
+        """Stop listening; what is queued is still delivered."""
+        self._bus.remove(self)
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+
+class Bus:
+    """Delivers events to the listeners of this process."""
+
+    def __init__(self) -> None:
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._lock = threading.Lock()
+
+    @property
+    def active(self) -> bool:
+        """False if nobody listens, so that no event need be made."""
+        return bool(self._subscriptions)
+
+    def subscribe(self, listener: Listener, types: Iterable[type] = ()) -> Subscription:
+        """Add a listener for some event types (none: all)."""
+        subscription = Subscription(listener, tuple(types), self)
+        with self._lock:
+            self._subscriptions = (*self._subscriptions, subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take a listener out."""
+        with self._lock:
+            self._subscriptions = tuple(each for each in self._subscriptions if each is not subscription)
+
+    def publish(self, event: Event) -> None:
+        """Offer an event to every listener; never blocks, never raises."""
+        for subscription in self._subscriptions:
+            subscription.offer(event)
+
+    def drain(self, timeout: float) -> None:
+        """Give listeners up to `timeout` seconds to handle what they have been offered."""
+        for subscription in self._subscriptions:
+            subscription.drain(timeout)
+
+
+def _name(listener: Listener) -> str:
+    name: str = getattr(listener, "__qualname__", None) or type(listener).__qualname__
+    return name

@@ -1,0 +1,388 @@
+"""The poller: one thread that claims what this node can take and hands it to the executors."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from ratchet.domain.job import Claim
+from ratchet.domain.lifecycle import UNSCHEDULED
+from ratchet.engine.attempt import Attempt
+from ratchet.engine.polling import (
+    Observation,
+    PollSettings,
+    PollState,
+    error_delay,
+    next_delay,
+    woken_up,
+)
+from ratchet.spi.executor import Executor, ExecutorRefused
+from ratchet.spi.store import Claimed, ClaimRequest, JobStore
+
+if TYPE_CHECKING:
+    from ratchet.engine.settler import Settler
+    from ratchet.settings import ExecutionSettings
+
+log = logging.getLogger("ratchet.engine")
+
+REFUSED_FIRST: Final = 1.0
+REFUSED_MOST: Final = 60.0
+UNKNOWN_FIRST: Final = 30.0
+UNKNOWN_MOST: Final = 600.0
+SMOOTHING: Final = 0.2
+NOT_SHORT: Final = 0.1
+
+
+class LeftOut:
+    """(target, payload format) pairs that this node cannot run at present: for 30 s, doubling to 10 minutes."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, int], tuple[float, float, float]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, pair: tuple[str, int]) -> None:
+        """It could not be run just now."""
+        now = time.monotonic()
+        with self._lock:
+            until, wait, since = self._until.get(pair, (0.0, 0.0, now))
+            if now >= until:
+                wait = min(wait * 2, UNKNOWN_MOST) if wait else UNKNOWN_FIRST
+                self._until[pair] = (now + wait, wait, since)
+
+    def forget(self, pair: tuple[str, int]) -> None:
+        """It ran after all."""
+        if self._until:
+            with self._lock:
+                self._until.pop(pair, None)
+
+    def now(self) -> frozenset[tuple[str, int]]:
+        """The pairs to leave out of a claim sent now."""
+        if not self._until:
+            return frozenset()
+        now = time.monotonic()
+        with self._lock:
+            return frozenset(pair for pair, (until, _, _) in self._until.items() if until > now)
+
+    def next_try(self) -> float | None:
+        """Seconds until the next pair may be asked for again."""
+        if not self._until:
+            return None
+        now = time.monotonic()
+        with self._lock:
+            waits = [until - now for until, _, _ in self._until.values() if until > now]
+        return min(waits, default=None)
+
+    def unresolved(self, older_than: float = 3600.0) -> list[str]:
+        """Targets that this node has not been able to run for that long (seconds)."""
+        now = time.monotonic()
+        with self._lock:
+            return [f"{target} (format {fmt})" for (target, fmt), (_, _, since) in self._until.items()
+                    if now - since >= older_than]  # fmt: skip
+
+
+class Pace:
+    """The measured mean duration of the bodies of one executor."""
+
+    def __init__(self) -> None:
+        self.mean: float | None = None
+
+    def saw(self, seconds: float) -> None:
+        """A body took this long."""
+        mean = self.mean
+        self.mean = seconds if mean is None else mean + SMOOTHING * (seconds - mean)
+
+
+class Poller:
+    """Claims in the pace of `ratchet.engine.polling`; no store error ends it (sections 3 and 4).
+
+    Args:
+        store: where it claims.
+        incarnation: for whom.
+        executors: what can run here.
+        settler: whose backlog bounds what is taken.
+        settings: slots, batch size, filters.
+        pace: bounds of the delays.
+        received: called with each new attempt before it is handed over (it is *known* from then on).
+        give_back: called with attempts that will not begin here: they are released.
+        may_claim: False while the node is fenced, stopping or unhealthy.
+        watch: tells the coordinator whether a hint would be of use.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        incarnation: str,
+        executors: Mapping[str, Executor[Attempt]],
+        settler: Settler,
+        settings: ExecutionSettings,
+        pace: PollSettings,
+        received: Callable[[Attempt], None],
+        give_back: Callable[[list[Attempt], str], None],
+        may_claim: Callable[[], bool],
+        watch: Callable[[bool], None],
+    ) -> None:
+        self._store, self._incarnation, self._executors = store, incarnation, executors
+        self._settler, self._settings, self._pace_settings = settler, settings, pace
+        self._received, self._give_back, self._may_claim, self._watch = received, give_back, may_claim, watch
+        self.left_out = LeftOut()
+        self.paces = {name: Pace() for name in executors}
+        self.state = PollState()
+        self.last_success: float | None = None
+        self.claim_sent: float | None = None
+        self._wake = threading.Event()
+        self._woken = False
+        self._looked_at = False
+        self._backlog = False
+        self._low_mark = 1
+        self._stop = threading.Event()
+        self._local_due: list[float] = []
+        self._next_due: float | None = None
+        self._failures = 0
+        self._resting: dict[str, tuple[float, float]] = {}
+        self._watching: bool | None = None
+        self._risky: set[Attempt] = set()
+        self._thread: threading.Thread | None = None
+
+    # -- what others may tell it
+
+    def start(self) -> None:
+        """Make the thread."""
+        self._thread = threading.Thread(target=self._run, name="ratchet-poller", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is work: leave deep idle, poll at once, then in bursts."""
+        self._woken = True
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def look(self) -> None:
+        """Something changed in the store, nobody knows what: poll once, without a burst."""
+        self._looked_at = True
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def refill(self) -> None:
+        """A slot is free: if more is known to be due, take it at once."""
+        if self._backlog and not self._wake.is_set() and self._waiting() < self._low_mark:
+            self._wake.set()
+
+    def _waiting(self) -> int:
+        return sum(each.waiting() for each in self._executors.values())
+
+    def due_in(self, delay: timedelta) -> None:
+        """A job of this node's own becomes due after `delay`: sleep no longer than that."""
+        self._local_due.append(time.monotonic() + delay.total_seconds() + 0.001)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Claim no more; returns when the loop has ended."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    # -- the loop
+
+    def _run(self) -> None:
+        delay, polled_at = 0.0, time.monotonic()
+        while not self._stop.is_set():
+            if delay > 0:
+                self._wake.wait(delay)
+            if self._stop.is_set():
+                return
+            self._wake.clear()
+            woken, self._woken = self._woken, False
+            self._looked_at = False
+            if woken:
+                self.state = woken_up(self.state)
+            now = time.monotonic()
+            try:
+                delay = self._poll(elapsed=now - polled_at)
+                self._failures = 0
+            except Exception as error:  # noqa: BLE001 - whatever a store raises, the poller goes on
+                self._failures += 1
+                if self._failures & (self._failures - 1) == 0:
+                    log.warning(
+                        "claiming failed (%d in a row): %s: %s", self._failures, type(error).__name__, error
+                    )
+                # Wake-ups do not cut the wait short, stopping does.
+                self._stop.wait(error_delay(self._failures, jitter=random.random()))
+                delay = 0.0
+            polled_at = now
+
+    def _poll(self, *, elapsed: float) -> float:
+        self._return_stale()
+        limits, ahead = self._limits()
+        total = sum(limits.values())
+        self._tell_watcher(any(limits.values()))
+        now = time.monotonic()
+        if not total or not self._may_claim():
+            if not total:
+                self._backlog = True
+            self.state, delay = next_delay(
+                self.state,
+                Observation(claimed=0, asked=0, free_slots=0, utilisation=1.0, elapsed=elapsed),
+                self._pace_settings,
+            )
+            return min(delay, 1.0)
+        limit = min(total, self._settings.batch_size)
+        request = ClaimRequest(
+            incarnation=self._incarnation,
+            limits=limits,
+            limit=limit,
+            boost_interval=self._settings.boost_interval,
+            require_tags=self._settings.require_tags,
+            exclude_tags=self._settings.exclude_tags,
+            leave_out=self.left_out.now(),
+        )
+        known_due, self._local_due = self._local_due, []
+        self.claim_sent = now
+        try:
+            claimed = self._store.claim(request)
+        except BaseException:
+            self._local_due += known_due
+            raise
+        finally:
+            self.claim_sent = None
+        self.last_success = time.monotonic()
+        self._hand_over(claimed, now, ahead)
+        return self._pace(claimed, limit, elapsed)
+
+    def _pace(self, claimed: Claimed, limit: int, elapsed: float) -> float:
+        got = len(claimed.claims)
+        self._backlog = claimed.more
+        limits, _ = self._limits()
+        slots = sum(each.slots for each in self._executors.values()) or 1
+        busy = sum(min(each.busy() + each.waiting(), each.slots) for each in self._executors.values())
+        due: list[float] = [each - time.monotonic() for each in self._local_due]
+        if claimed.next_due is not None and claimed.next_due != UNSCHEDULED:
+            due.append((claimed.next_due - claimed.now).total_seconds() + 0.001)
+        next_try = self.left_out.next_try()
+        if next_try is not None:
+            due.append(next_try)
+        self.state, delay = next_delay(
+            self.state,
+            Observation(
+                claimed=got,
+                asked=limit,
+                free_slots=sum(limits.values()),
+                utilisation=busy / slots,
+                woken=self._woken,
+                more_due=claimed.more,
+                elapsed=elapsed,
+                until_next_due=min(due, default=None),
+            ),
+            self._pace_settings,
+        )
+        return delay
+
+    # -- capacity
+
+    def _limits(self) -> tuple[dict[str, int], dict[str, int]]:
+        """(executor -> how many to ask for, of which ahead of a free slot)."""
+        limits: dict[str, int] = {}
+        ahead: dict[str, int] = {}
+        now = time.monotonic()
+        room = self._settings.batch_size
+        for name, executor in self._executors.items():
+            if not executor.slots or self._resting.get(name, (0.0, 0.0))[0] > now:
+                continue
+            busy, waiting = executor.busy(), executor.waiting()
+            free = executor.slots - busy - waiting
+            extra = 0
+            mean = self.paces[name].mean
+            if not self._risky and mean is not None and mean < self._settings.ahead.total_seconds():
+                expected = executor.slots * self._settings.ahead.total_seconds() / max(mean, 1e-6)
+                extra = min(int(expected), room) - max(waiting - max(executor.slots - busy, 0), 0)
+            take = min(max(free, 0) + max(extra, 0), max(room - waiting, 0))
+            if extra > 0 and free <= 0 and waiting * 2 > room:
+                take = 0  # enough is waiting: a claim for a handful would cost as much as one for many
+            if take > 0:
+                limits[name] = take
+                self._low_mark = max(take // 2, 1)
+                ahead[name] = max(take - max(free, 0), 0)
+        return limits, ahead
+
+    def _tell_watcher(self, active: bool) -> None:  # noqa: FBT001
+        if active is not self._watching:
+            self._watching = active
+            self._watch(active)
+
+    # -- handing over
+
+    def _hand_over(self, claimed: Claimed, sent: float, ahead: Mapping[str, int]) -> None:
+        attempts = [Attempt(claim, sent) for claim in claimed.claims]
+        for attempt in attempts:
+            self._received(attempt)
+        self._risky = {each for each in self._risky if not each.answered}
+        if any(attempt.claim.crash_count for attempt in attempts):
+            attempts = self._keep_apart(attempts)
+        refused: list[Attempt] = []
+        for attempt in attempts:
+            executor = self._executors[attempt.claim.executor]
+            try:
+                executor.submit(attempt)
+            except Exception as error:  # noqa: BLE001 - a refusal is an answer whatever its type
+                if not isinstance(error, ExecutorRefused):
+                    log.error("executor %s failed to take a job: %s", executor.name, type(error).__name__)
+                refused.append(attempt)
+                self._rest(attempt.claim.executor)
+            else:
+                if attempt.claim.executor in self._resting:
+                    self._resting.pop(attempt.claim.executor, None)
+        if refused:
+            self._give_back(refused, "refused by the executor")
+
+    def _keep_apart(self, attempts: list[Attempt]) -> list[Attempt]:
+        """A batch with a job that has crashed a node before: what exceeds the free slots goes back first."""
+        room = {name: each.slots - each.busy() - each.waiting() for name, each in self._executors.items()}
+        keep: list[Attempt] = []
+        back: list[Attempt] = []
+        for attempt in attempts:
+            name = attempt.claim.executor
+            room[name] -= 1
+            (keep if room[name] >= 0 else back).append(attempt)
+        for executor in self._executors.values():  # unstarted ones of earlier batches too
+            excess = executor.waiting() + executor.busy() - executor.slots
+            if excess > 0:
+                waiting: list[Attempt] = executor.withdraw()  # type: ignore[assignment]
+                back += waiting
+        if back:
+            self._give_back(back, "not claimed ahead beside a job that has crashed before")
+        self._risky |= {each for each in keep if each.claim.crash_count}
+        return keep
+
+    def _rest(self, name: str) -> None:
+        now = time.monotonic()
+        until, wait = self._resting.get(name, (0.0, 0.0))
+        if now >= until:
+            wait = min(wait * 2, REFUSED_MOST) if wait else REFUSED_FIRST
+            self._resting[name] = (now + wait, wait)
+            log.warning("executor %s refused a job; it is asked again in %g s", name, wait)
+
+    def _return_stale(self) -> None:
+        """Release what was claimed ahead and has not started within a burst interval."""
+        oldest = time.monotonic() - self._pace_settings.burst_delay
+        for executor in self._executors.values():
+            if not executor.waiting() or executor.busy() < executor.slots:
+                continue
+            waiting: list[Attempt] = executor.withdraw()  # type: ignore[assignment]
+            stale = [each for each in waiting if each.sent < oldest]
+            for attempt in waiting:
+                if attempt.sent >= oldest:
+                    executor.submit(attempt)
+            if stale:
+                self._give_back(stale, "claimed ahead, but no slot became free")
+
+
+def claim_pair(claim: Claim) -> tuple[str, int]:
+    """What is left out of claims when this node cannot run it."""
+    return claim.target, claim.format

@@ -1,0 +1,369 @@
+"""Slots: threads for sync bodies and for the proxies of child processes, one event loop for async bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+from ratchet.engine.attempt import Attempt, HardStop
+from ratchet.spi.executor import ExecutorRefused
+
+log = logging.getLogger("ratchet.engine")
+
+_set_async_exc: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
+
+RunBody = Callable[[Attempt], None]
+
+
+class ThreadSlots:
+    """Our own daemon threads: a stuck body holds up neither the interpreter's exit nor another job.
+
+    A pool of the standard library is joined at exit, and an asynchronous exception that arrives late
+    would land in its next job; here a thread that was hit is retired (section 5).
+
+    Args:
+        name: the executor's word.
+        slots: how many.
+        run: executes one attempt, gates to outcome; never raises but `HardStop`.
+        freed: called on the slot's thread when its body has ended.
+    """
+
+    def __init__(self, name: str, slots: int, run: RunBody, freed: Callable[[Attempt], None]) -> None:
+        self.name, self.slots = name, slots
+        self._run, self._freed = run, freed
+        self._queue: SimpleQueue[Attempt | None] = SimpleQueue()
+        self._running: dict[int, Attempt] = {}
+        self._threads = 0
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def start(self) -> None:
+        """Nothing yet: threads are made as attempts arrive, so that an idle node stays small."""
+
+    def busy(self) -> int:
+        """Bodies that have begun and not ended."""
+        return len(self._running)
+
+    def waiting(self) -> int:
+        """Attempts that have not begun."""
+        return self._queue.qsize()
+
+    def running(self) -> list[Attempt]:
+        """The attempts whose bodies have begun and not ended."""
+        return list(self._running.values())
+
+    def submit(self, attempt: Attempt) -> None:
+        """Queue it for the next free slot."""
+        if self._closed or not self.slots:
+            raise ExecutorRefused(f"executor {self.name} takes no work")
+        self._queue.put(attempt)
+        if self._threads < self.slots and self._idle < self._queue.qsize():
+            self._spawn()
+
+    def _spawn(self) -> None:
+        with self._lock:
+            if self._closed or self._threads >= self.slots:
+                return
+            self._threads += 1
+        threading.Thread(target=self._main, name=f"ratchet-{self.name}", daemon=True).start()
+
+    def withdraw(self) -> list[Any]:
+        """Every attempt that has not begun, oldest first."""
+        found: list[Attempt] = []
+        with suppress(Empty):
+            while True:
+                attempt = self._queue.get_nowait()
+                if attempt is not None:
+                    found.append(attempt)
+        return found
+
+    def _main(self) -> None:
+        ident = threading.get_ident()
+        get, running, run, freed = self._queue.get, self._running, self._run, self._freed
+        hit = False
+        attempt: Attempt | None = None
+        while not self._closed:
+            self._idle += 1  # a hint only: a lost update costs at most a thread made early
+            attempt = get()
+            self._idle -= 1
+            if attempt is None:
+                break
+            running[ident] = attempt
+            try:
+                run(attempt)
+            except HardStop:
+                hit = True
+            except BaseException:
+                log.exception("internal error in a %s slot", self.name)
+            hit = hit or attempt.hard_stopped
+            attempt.ended = True
+            running.pop(ident, None)
+            if hit:
+                break
+            freed(attempt)
+            del attempt
+        with self._lock:
+            self._threads -= 1
+        if hit and attempt is not None:
+            freed(attempt)
+            if self._queue.qsize():
+                self._spawn()
+
+    def stop_hard(self, attempt: Attempt) -> None:
+        """Raise `HardStop` in the body's thread; it cannot reach a blocking C call."""
+        guard = attempt.guard
+        if guard is None or not guard.acquire(timeout=1.0):
+            return
+        try:
+            if attempt.thread_id is not None:
+                attempt.hard_stopped = True
+                _set_async_exc(attempt.thread_id, ctypes.py_object(HardStop))
+        finally:
+            guard.release()
+
+    def close(self) -> None:
+        """Let idle threads end; a thread in a body ends with it."""
+        self._closed = True
+        for _ in range(self._threads + 1):
+            self._queue.put(None)
+
+
+def call_in_thread(attempt: Attempt, call: Callable[[], Any]) -> Any:
+    """Call a sync body so that `ThreadSlots.stop_hard` can reach exactly this frame.
+
+    Whoever holds the attempt's guard knows whether the body is still running: the exception is sent
+    only then, and once it was sent this waits for it to arrive, so that it cannot hit anything else.
+    """
+    guard = attempt.guard = threading.Lock()
+    attempt.thread_id = threading.get_ident()
+    try:
+        return call()
+    finally:
+        with guard:
+            attempt.thread_id = None
+        if attempt.hard_stopped:
+            _await_hard_stop()
+
+
+def _await_hard_stop() -> None:
+    """Give a sent `HardStop` the few bytecodes it needs to arrive; one that has arrived already passes."""
+    for _ in range(1000):
+        pass
+
+
+class ProcessSlots(ThreadSlots):
+    """Proxy threads, one child process each; a body that overruns is killed, its proxy lives on."""
+
+    def stop_hard(self, attempt: Attempt) -> None:
+        """Kill the child that runs this body."""
+        if attempt.interrupt is not None:
+            attempt.interrupt()
+
+
+class LoopSlots:
+    """Async bodies, all on one event loop, which lives as long as the node (F52: loop affinity).
+
+    Args:
+        slots: how many at once.
+        gate: runs the gates and the decoding on a helper thread; answers the call, or None if ended.
+        ended: called on the loop with (attempt, result, error, whether a cancel was ours).
+        freed: called when a body has ended.
+        loop: the application's own loop, if it hands one over; else one is made on its own thread.
+    """
+
+    name = "async"
+
+    def __init__(
+        self,
+        slots: int,
+        gate: Callable[[Attempt], Callable[[], Awaitable[Any]] | None],
+        ended: Callable[[Attempt, object, BaseException | None, bool], None],
+        freed: Callable[[Attempt], None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.slots = slots
+        self._gate, self._ended, self._freed = gate, ended, freed
+        self._own = loop is None
+        self._loop = loop
+        self._queue: SimpleQueue[Attempt | None] = SimpleQueue()
+        self._room = threading.Semaphore(slots)
+        self._running: dict[Attempt, asyncio.Task[None] | None] = {}
+        self._cancels: set[Attempt] = set()
+        self._held: Attempt | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self._started = False
+        self.last_answer: float | None = None
+
+    def start(self) -> None:
+        """Nothing yet: the loop is made with the first attempt."""
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._started:
+                return
+            self._started = True
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(
+                    target=self._serve, args=(self._loop,), name="ratchet-loop", daemon=True
+                ).start()
+            threading.Thread(target=self._dispatch, name="ratchet-loop-gate", daemon=True).start()
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            _end_tasks(loop)
+            with suppress(Exception):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop, once there is one."""
+        return self._loop
+
+    def busy(self) -> int:
+        """Bodies that have begun and not ended."""
+        return len(self._running)
+
+    def waiting(self) -> int:
+        """Attempts that have not begun."""
+        return self._queue.qsize() + (self._held is not None)
+
+    def running(self) -> list[Attempt]:
+        """The attempts whose bodies have begun and not ended."""
+        return list(self._running)
+
+    def submit(self, attempt: Attempt) -> None:
+        """Queue it for the loop."""
+        if self._closed or not self.slots:
+            raise ExecutorRefused("executor async takes no work")
+        if not self._started:
+            self._start()
+        self._queue.put(attempt)
+
+    def withdraw(self) -> list[Any]:
+        """Every attempt that has not begun, oldest first."""
+        found: list[Attempt] = []
+        with self._lock:
+            if self._held is not None:
+                found.append(self._held)
+                self._held = None
+        with suppress(Empty):
+            while True:
+                attempt = self._queue.get_nowait()
+                if attempt is not None:
+                    found.append(attempt)
+        return found
+
+    def _dispatch(self) -> None:
+        while True:
+            attempt = self._queue.get()
+            if attempt is None:
+                return
+            with self._lock:
+                self._held = attempt
+            self._room.acquire()
+            with self._lock:
+                if self._held is not attempt:  # withdrawn while it waited for room
+                    self._room.release()
+                    continue
+                self._held = None
+                self._running[attempt] = None
+            call = self._gate(attempt)
+            loop = self._loop
+            if call is None or loop is None:
+                self._done(attempt)
+                continue
+            try:
+                loop.call_soon_threadsafe(self._begin, attempt, call)
+            except RuntimeError as error:  # the application closed its loop
+                self._ended(attempt, None, error, False)
+                self._done(attempt)
+
+    def _begin(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError("no loop")
+        # An empty context of its own: nothing of one job's context is visible to another.
+        self._running[attempt] = loop.create_task(self._body(attempt, call), context=contextvars.Context())
+        context = attempt.context
+        if context is not None:
+            context.on_cancellation(lambda reason: self._on_request(attempt, reason))
+
+    async def _body(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
+        result: object = None
+        error: BaseException | None = None
+        try:
+            try:
+                result = await call()
+            except BaseException as raised:  # noqa: BLE001 - SystemExit and the like end the attempt, not the loop
+                error = raised
+            self._ended(
+                attempt, result, error, isinstance(error, asyncio.CancelledError) and attempt in self._cancels
+            )
+        finally:
+            error = None
+            self._done(attempt)
+
+    def _on_request(self, attempt: Attempt, reason: str) -> None:
+        if reason != "timeout":
+            self._cancel(attempt)
+
+    def _cancel(self, attempt: Attempt) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+
+        def cancel() -> None:
+            task = self._running.get(attempt)
+            if task is not None and not task.done():
+                self._cancels.add(attempt)
+                task.cancel()
+
+        with suppress(RuntimeError):  # the loop is closed: nothing runs on it any more
+            loop.call_soon_threadsafe(cancel)
+
+    def stop_hard(self, attempt: Attempt) -> None:
+        """Cancel the body's task."""
+        attempt.hard_stopped = True
+        self._cancel(attempt)
+
+    def _done(self, attempt: Attempt) -> None:
+        attempt.ended = True
+        self._running.pop(attempt, None)
+        self._cancels.discard(attempt)
+        self._room.release()
+        self._freed(attempt)
+
+    def close(self) -> None:
+        """End the helper thread and our own loop with what is left on it."""
+        self._closed = True
+        self._queue.put(None)
+        loop = self._loop
+        if self._own and loop is not None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(loop.stop)
+
+
+def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what jobs left behind on the loop, and wait for it, so that nothing is destroyed pending."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        with suppress(Exception):
+            loop.run_until_complete(asyncio.wait(tasks, timeout=2.0))

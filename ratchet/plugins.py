@@ -1,0 +1,80 @@
+"""Finds stores by the scheme of their URL: entry points of the group ``ratchet.stores``."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from ratchet.errors import ConfigurationError, MissingExtra, UnknownScheme
+from ratchet.spi.clock import Clock
+from ratchet.spi.plugin import StorePlugin
+from ratchet.spi.store import JobStore
+
+GROUP: Final = "ratchet.stores"
+
+EXTRAS: Final = {
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "mongodb": "mongo",
+    "mongodb+srv": "mongo",
+}
+"""Schemes of our own stores -> the extra that installs them."""
+
+BUILT_IN: Final = {"memory": "ratchet.defaults.memory:plugin", "sqlite": "ratchet_sql.plugin:sqlite"}
+"""Also without installed metadata (a checkout on the path), the embedded stores are there."""
+
+
+def _installed() -> dict[str, EntryPoint]:
+    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
+    return found | {each.name: each for each in entry_points(group=GROUP)}
+
+
+def store_plugin(url: str) -> StorePlugin:
+    """The plugin for a URL.
+
+    Raises:
+        UnknownScheme: none is installed for it; lists those that are and names the extra to install.
+        MissingExtra: it is installed, but its driver is not.
+        ConfigurationError: not a URL at all.
+    """
+    scheme, separator, _ = url.partition("://")
+    scheme = scheme.partition("+")[0] if scheme not in EXTRAS else scheme
+    if not separator or not scheme:
+        raise ConfigurationError(f"{_shown(url)!r} is not a store URL; write one like sqlite:///jobs.db")
+    installed = _installed()
+    point = installed.get(scheme)
+    if point is None:
+        raise UnknownScheme(_unknown(scheme, sorted(installed)))
+    try:
+        plugin = point.load()
+    except ImportError as error:
+        extra = EXTRAS.get(scheme, scheme)
+        raise MissingExtra(
+            f"the store for {scheme}:// cannot be loaded ({error}); install it with: pip install 'ratchet-jobs[{extra}]'"
+        ) from error
+    if not isinstance(plugin, StorePlugin):
+        raise ConfigurationError(f"entry point {point.value!r} for {scheme}:// has no open(url, ...)")
+    return plugin
+
+
+def open_store(url: str, *, clock: Clock | None = None, auto_upgrade: bool = False) -> JobStore:
+    """The store for a URL; opens nothing until first use."""
+    return store_plugin(url).open(url, clock=clock, auto_upgrade=auto_upgrade)
+
+
+def _unknown(scheme: str, installed: list[str]) -> str:
+    text = (
+        f"no store is installed for {scheme}://; installed: {', '.join(f'{name}://' for name in installed)}"
+    )
+    if scheme in EXTRAS:
+        return f"{text}. Install it with: pip install 'ratchet-jobs[{EXTRAS[scheme]}]'"
+    near = difflib.get_close_matches(scheme, [*installed, *EXTRAS], 1)
+    return f"{text}. Did you mean {near[0]}://?" if near else text
+
+
+def _shown(url: str) -> str:
+    """A URL that may be shown: without anything that could be a password."""
+    return url if "@" not in url and ":" not in url else url.partition(":")[0] + ":..."

@@ -1,0 +1,627 @@
+"""The front door: submit, control, read, and run a node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from uuid import UUID
+
+from ratchet.builder import Draft, JobBuilder, Submission, as_arguments, check_when
+from ratchet.defaults.coordinator import LocalCoordinator
+from ratchet.defaults.policy import PrefixPolicy
+from ratchet.defaults.resilience import PassThrough
+from ratchet.defaults.resolver import RegisteredServices
+from ratchet.defaults.retry import DefaultRetryPolicy
+from ratchet.domain.events import (
+    JobCanceled,
+    JobCanceling,
+    JobPaused,
+    JobRequeued,
+    JobResumed,
+    JobsBulkRetried,
+)
+from ratchet.domain.job import Job, NewJob
+from ratchet.domain.lifecycle import REPLACEABLE, Status, Trigger
+from ratchet.domain.options import JobOptions, OptionWords
+from ratchet.domain.priority import Priority
+from ratchet.domain.settlement import Change, Settlement, Submit
+from ratchet.engine.attempt import Pipeline
+from ratchet.engine.bus import Bus, Subscription
+from ratchet.engine.ending import Waiters
+from ratchet.engine.node import STOP_TIMEOUT, Node, Stopped
+from ratchet.engine.targets import Targets
+from ratchet.errors import (
+    CapabilityMissing,
+    ConfigurationError,
+    DuplicateIdempotencyKey,
+    NotReplaceable,
+    NotRunning,
+    UsageError,
+)
+from ratchet.handle import JobHandle
+from ratchet.plugins import open_store
+from ratchet.query import JobQuery
+from ratchet.settings import Settings
+from ratchet.spi.capabilities import PROTOCOLS, Capability, WakeUps
+from ratchet.spi.coordinator import ClusterCoordinator, Hint
+from ratchet.spi.store import (
+    Applied,
+    OnConflict,
+    Refused,
+    Selected,
+    Selection,
+    Settled,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from ratchet.engine.child_process import ChildProcess
+    from ratchet.spi.clock import Clock
+    from ratchet.spi.codec import PayloadCodec
+    from ratchet.spi.policy import TargetPolicy
+    from ratchet.spi.resilience import ResilienceStrategy
+    from ratchet.spi.resolver import ServiceResolver
+    from ratchet.spi.retry import RetryPolicy
+    from ratchet.spi.sanitizer import ErrorSanitizer
+    from ratchet.spi.store import JobStore
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("ratchet")
+
+
+class Scheduler:
+    """Submits, controls and (once started) executes jobs.
+
+    Make it with `from_url`, or hand it a store of your own. It can submit without being started; only a
+    started one executes. Thread-safe; after a fork the child has its own, not started.
+
+    Args:
+        store: where the jobs are.
+        allow: module prefixes whose functions may be jobs; decorated functions are allowed as they are.
+        settings: everything that can be set; default: the specification's values.
+        policy: instead of `allow`: your own rules.
+        codec, sanitizer, retry_policy, resilience, services, coordinator: your own, instead of the shipped ones.
+
+    Raises:
+        ConfigurationError: parts that do not fit together.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        allow: Iterable[str] = (),
+        settings: Settings | None = None,
+        policy: TargetPolicy | None = None,
+        codec: PayloadCodec | None = None,
+        sanitizer: ErrorSanitizer | None = None,
+        retry_policy: RetryPolicy | None = None,
+        resilience: ResilienceStrategy | None = None,
+        services: ServiceResolver | None = None,
+        coordinator: ClusterCoordinator | None = None,
+    ) -> None:
+        from ratchet.defaults.codec import JsonCodec  # noqa: PLC0415 - keeps `import ratchet` light
+        from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize  # noqa: PLC0415
+
+        self.store = store
+        self.settings = Settings() if settings is None else settings
+        self._own_policy = PrefixPolicy(allow)
+        if policy is not None and self._own_policy.prefixes:
+            raise ConfigurationError("give either allow=[...] or policy=..., not both")
+        self.policy: TargetPolicy = policy or self._own_policy
+        self.services = services or RegisteredServices()
+        self.targets = Targets(self.policy, self.services)
+        self.codec: PayloadCodec = codec or JsonCodec(allows=self.policy.allows_module)
+        self.sanitizer = sanitizer or DefaultErrorSanitizer()
+        self._sanitize = partial(safe_sanitize, self.sanitizer)
+        self.retry_policy = retry_policy or DefaultRetryPolicy()
+        self.resilience = resilience or PassThrough()
+        self._coordinator = coordinator
+        self._bus, self._waiters = Bus(), Waiters()
+        self._submission = Submission(
+            self.targets, self.codec, self.settings, lambda: self.store.capabilities
+        )
+        self._node: Node | None = None
+        self._node_pid = 0
+        self.query = JobQuery(store, self.codec)
+        _check_capabilities(store)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str | None = None,
+        *,
+        allow: Iterable[str] = (),
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        auto_upgrade: bool = False,
+        **parts: Any,
+    ) -> Self:
+        """A scheduler on the store that the URL names; connects at first use.
+
+        Args:
+            url: ``sqlite:///jobs.db``, ``memory://``, ...; None: the environment's ``RATCHET_URL``.
+            allow, settings: as for the class.
+            clock: replaces store time (tests).
+            auto_upgrade: bring the schema of a database server up to date at first use.
+            parts: the other arguments of the class.
+
+        Raises:
+            UnknownScheme, MissingExtra, ConfigurationError: see there.
+        """
+        url = url or os.environ.get("RATCHET_URL")
+        if not url:
+            raise ConfigurationError("no store URL: pass one, like sqlite:///jobs.db, or set RATCHET_URL")
+        store = open_store(url, clock=clock, auto_upgrade=auto_upgrade)
+        return cls(store, allow=allow, settings=settings, **parts)
+
+    # -- registration
+
+    @overload
+    def job(self, func: F, /) -> F: ...
+    @overload
+    def job(
+        self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Unpack[OptionWords]
+    ) -> Callable[[F], F]: ...
+
+    def job(
+        self,
+        func: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        **options: Any,
+    ) -> Any:
+        """Register a function as a job, with defaults for its options; it stays an ordinary function.
+
+        Args:
+            name: store it under this name instead of ``module:qualname``: stable across renames.
+            aliases: further names under which jobs stored earlier find it.
+            options: keywords of `JobOptions`.
+        """
+        defaults = JobOptions.of(options)
+
+        def register(function: F) -> F:
+            text = self.targets.register(function, name, tuple(aliases))
+            for each in {text, *aliases}:
+                self._own_policy.add_target(each, function.__module__)
+            self._defaults[text] = defaults
+            return function
+
+        return register if func is None else register(func)
+
+    @property
+    def _defaults(self) -> dict[str, JobOptions]:
+        known: dict[str, JobOptions] = self.__dict__.setdefault("_job_defaults", {})
+        return known
+
+    def register(self, service: object, cls: type | None = None) -> None:
+        """Register an object (or a class or factory for it) whose methods are jobs."""
+        if not isinstance(self.services, RegisteredServices):
+            raise UsageError("this scheduler has its own ServiceResolver; register the service there")
+        self.services.register(service, cls)
+
+    # -- submission
+
+    @overload
+    def enqueue(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobBuilder[R]: ...
+    @overload
+    def enqueue(self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobBuilder[R]: ...
+
+    def enqueue(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobBuilder[Any]:
+        """Begin a submission of `func(*args, **kwargs)`; end it with ``.submit()``.
+
+        Raises:
+            UnsupportedTarget, TargetRefused, ArgumentError: `func` cannot be a job, may not be, or cannot be
+                called so.
+        """
+        return JobBuilder(self._draft(func, args, kwargs), self._submit)
+
+    @overload
+    def enqueue_now(
+        self, func: Callable[P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[R]: ...
+    @overload
+    def enqueue_now(self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
+
+    def enqueue_now(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        """Submit `func(*args, **kwargs)` at once, and tell the other nodes."""
+        draft = self._draft(func, args, kwargs)
+        draft.immediate = True
+        return self._submit(draft, None)
+
+    @overload
+    def schedule(
+        self,
+        when: timedelta | datetime,
+        func: Callable[P, Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> JobBuilder[R]: ...
+    @overload
+    def schedule(
+        self, when: timedelta | datetime, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> JobBuilder[R]: ...
+
+    def schedule(
+        self, when: timedelta | datetime, func: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> JobBuilder[Any]:
+        """Begin a submission that is due after a delay, or at an aware instant.
+
+        Raises:
+            UsageError: a naive datetime.
+        """
+        delay, at = check_when(when)
+        draft = self._draft(func, args, kwargs)
+        draft.delay, draft.at = delay, at
+        return JobBuilder(draft, self._submit)
+
+    def enqueue_many(
+        self,
+        func: Callable[..., R],
+        arguments: Iterable[tuple[Any, ...] | Mapping[str, Any]],
+        *,
+        options: JobOptions | None = None,
+        unit: object | None = None,
+    ) -> list[JobHandle[R]]:
+        """Submit `func` once per entry, all or none.
+
+        Args:
+            func: the job function.
+            arguments: per job a tuple of positional or a dict of keyword arguments.
+            options: for all of them.
+            unit: the caller's open transaction, where the store can join it.
+        """
+        jobs: list[NewJob] = []
+        for entry in arguments:
+            args, kwargs = as_arguments(entry)
+            draft = self._draft(func, args, dict(kwargs))
+            if options is not None:
+                draft.options = options
+            jobs.append(self._submission.encode(draft))
+        answers = self.store.insert(jobs, unit=unit)
+        self._inserted(jobs, immediate=False)
+        return [self._handle(answer.id, created=answer.created) for answer in answers]
+
+    def _draft(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+        draft = self._submission.draft(func, args, kwargs, JobOptions())
+        draft.defaults = self._defaults.get(draft.target.text, draft.defaults)
+        return draft
+
+    def _submit(self, draft: Draft, unit: object | None) -> JobHandle[Any]:
+        job = self._submission.encode(draft)
+        (answer,) = self.store.insert([job], unit=unit)
+        if answer.created:
+            self._inserted([job], immediate=draft.immediate)
+        return self._handle(answer.id, created=answer.created)
+
+    def _inserted(self, jobs: Sequence[NewJob], *, immediate: bool) -> None:
+        node = self._running_node()
+        for job in jobs:
+            if job.delay is not None and job.delay > timedelta():
+                if node is not None:
+                    node.parts.poller.due_in(job.delay)
+            elif job.at is not None:
+                if node is not None:
+                    node.parts.poller.due_in(max(job.at - self.store.now(), timedelta()))
+            elif node is not None:
+                node.parts.poller.wake()
+        urgent = [job for job in jobs if immediate or job.priority is Priority.CRITICAL]
+        if urgent:
+            coordinator = node.coordinator if node is not None else self._own_coordinator()
+            coordinator.notify(
+                Hint(
+                    max(job.priority for job in urgent), node.info.name if node else None, urgent[0].executor
+                )
+            )
+
+    def _handle(self, job_id: UUID, *, created: bool) -> JobHandle[Any]:
+        return JobHandle(job_id, created, self.store, self._waiters, self.codec.decode_value)
+
+    def handle(self, job_id: UUID) -> JobHandle[Any]:
+        """A handle for a job that was submitted elsewhere or earlier; nothing is read yet."""
+        return self._handle(job_id, created=False)
+
+    # -- control
+
+    def cancel(self, job_id: UUID) -> bool:
+        """Cancel a job that has not settled; a running body is asked to stop within 2 s.
+
+        Returns:
+            True if it is canceled now; False if it had settled, was canceled before, or is unknown.
+        """
+        while True:
+            answer = self.store.settle(Settlement(Change(Trigger.CANCEL, job_id)))
+            if isinstance(answer, Settled):
+                self._tell(JobCanceled, job_id, 0, answer.now)
+                return True
+            if answer.current is None or answer.current.is_settled:
+                return False
+            answer = self.store.settle(Settlement(Change(Trigger.CANCEL_RUNNING, job_id)))
+            if isinstance(answer, Settled):
+                self._tell(JobCanceling, job_id, 0, answer.now)
+                return True
+            if answer.current is None or answer.current.is_settled:
+                return False
+
+    def cancel_tagged(self, *tags: str) -> int:
+        """Cancel every PENDING, PAUSED and WAITING job that carries all of the tags; answers how many."""
+        if not tags:
+            raise UsageError("cancel_tagged needs at least one tag")
+        from ratchet.domain.lifecycle import CANCELABLE  # noqa: PLC0415
+
+        wanted = JobOptions(tags=frozenset(tags)).tags
+        selection = Selection(tags=wanted, statuses=CANCELABLE)
+        count, cursor = 0, None
+        while True:
+            page = self.store.find(selection, order="id_asc", limit=500, cursor=cursor)
+            answers = self.store.settle_many(
+                [Settlement(Change(Trigger.CANCEL, job.id)) for job in page.jobs]
+            )
+            for answer in answers:
+                if isinstance(answer, Settled):
+                    count += 1
+                    self._tell(JobCanceled, answer.job_id, 0, answer.now)
+            cursor = page.cursor
+            if cursor is None:
+                return count
+
+    def pause(self, job_id: UUID) -> bool:
+        """Suspend a PENDING job. True if it is paused now (also if it was); False otherwise."""
+        answer = self.store.apply(Change(Trigger.PAUSE, job_id))
+        if isinstance(answer, Applied):
+            self._tell(JobPaused, job_id, 0, answer.job.updated_at)
+            return True
+        return answer.current is not None and answer.current.status is Status.PAUSED
+
+    def resume(self, job_id: UUID) -> bool:
+        """Queue a PAUSED job again, with its due time. False if it is not paused or unknown."""
+        answer = self.store.apply(Change(Trigger.RESUME, job_id))
+        if isinstance(answer, Applied):
+            self._tell(JobResumed, job_id, 0, answer.job.updated_at)
+            self._wake()
+            return True
+        return False
+
+    def retry(self, job_id: UUID) -> bool:
+        """Give a FAILED job a new life: attempts and crash count 0, due now. False for any other.
+
+        Raises:
+            DuplicateBusinessKey: another job holds its key now.
+        """
+        answer = self.store.apply(Change(Trigger.REQUEUE, job_id))
+        if isinstance(answer, Applied):
+            self._tell(JobRequeued, job_id, 0, answer.job.updated_at)
+            self._wake()
+            return True
+        return False
+
+    def retry_all(
+        self, selection: Selection | None = None, *, limit: int = 1000, on_conflict: OnConflict = "abort"
+    ) -> Selected:
+        """`retry` for up to `limit` FAILED jobs of the selection, in one unit, oldest first.
+
+        Args:
+            selection: which; always narrowed to FAILED; None: all.
+            limit: 1 to 1000; call again while as many come back.
+            on_conflict: ``abort``: one business key in use, and nothing changes; ``skip``: leave those.
+
+        Raises:
+            DuplicateBusinessKey: under ``abort``, with the conflicting ids.
+            UsageError: a limit outside 1 to 1000.
+        """
+        chosen = self.store.apply_where(
+            selection or Selection(), Trigger.REQUEUE, limit=limit, on_conflict=on_conflict
+        )
+        if chosen.ids:
+            for job_id in chosen.ids:
+                self._tell(JobRequeued, job_id, 0, chosen.now)
+            if self._bus.active:
+                ids = tuple(chosen.ids)
+                self._bus.publish(
+                    JobsBulkRetried(
+                        job_ids=ids, skipped=len(chosen.skipped), at=chosen.now, node=self._name()
+                    )
+                )
+            self._wake()
+        return chosen
+
+    def replace(self, job_id: UUID, builder: JobBuilder[R]) -> JobHandle[R]:
+        """Cancel a job that has not begun and put another in its place, as one step.
+
+        The new job takes over the business key, unless the builder names another, which must be free.
+
+        Raises:
+            NotReplaceable: it is not PENDING, PAUSED or WAITING, or unknown.
+            DuplicateBusinessKey: the builder's own key is held; the old job is unchanged.
+        """
+        draft = builder.take()
+        new = self._submission.encode(draft)
+        change = Change(Trigger.REPLACE, job_id, superseded_by=new.id)
+        try:
+            answer = self.store.settle(Settlement(change, (Submit(new),)))
+        except DuplicateIdempotencyKey:
+            original = self.store.find_by_key(idempotency=new.idempotency_key)
+            if original is None:
+                raise
+            return self._handle(original.id, created=False)
+        if isinstance(answer, Refused):
+            state = "unknown" if answer.current is None else str(answer.current.status)
+            raise NotReplaceable(
+                f"job {job_id} is {state}; only {', '.join(sorted(REPLACEABLE))} jobs can be replaced"
+            )
+        if self._bus.active:
+            self._bus.publish(
+                JobCanceled(job_id=job_id, attempt=0, at=answer.now, node=self._name(), superseded_by=new.id)
+            )
+        self._inserted([new], immediate=draft.immediate)
+        return self._handle(new.id, created=True)
+
+    # -- reading
+
+    def get(self, job_id: UUID) -> Job | None:
+        """The stored job as it is now; None if unknown."""
+        return self.store.get(job_id)
+
+    def add_listener(self, listener: Callable[[Any], None], *types: type) -> Subscription:
+        """Call `listener(event)` for events of these types (none: all), on a thread of its own.
+
+        Returns:
+            The subscription; `close` it to stop.
+        """
+        return self._bus.subscribe(listener, types)
+
+    # -- running a node
+
+    def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> Self:
+        """Begin to execute jobs in this process.
+
+        Args:
+            loop: the application's event loop for async bodies; None: an own one on its own thread.
+
+        Raises:
+            ConfigurationError: the target policy is empty; the node name is taken.
+            NotRunning: already started.
+            StoreError: the store cannot be reached.
+        """
+        if self._running_node() is not None:
+            raise NotRunning("this scheduler is running already")
+        if self.policy.is_empty:
+            raise ConfigurationError(
+                "nothing may be executed: name your modules, like Scheduler(..., allow=['shop']), "
+                "or decorate functions with @scheduler.job"
+            )
+        missing = sorted(set(Capability) - set(self.store.capabilities) - {Capability.WAKE_UPS})
+        if missing:
+            log.info("features off, because the store does not offer them: %s", ", ".join(missing))
+        node = Node(
+            self.store,
+            self.settings,
+            pipeline=self._pipeline,
+            coordinator=self._new_coordinator(),
+            bus=self._bus,
+            waiters=self._waiters,
+            make_child=self._make_child,
+            loop=loop,
+        )
+        node.start()
+        self._node, self._node_pid = node, os.getpid()
+        return self
+
+    def stop(self, timeout: float | timedelta = STOP_TIMEOUT) -> Stopped:
+        """Stop claiming, finish or give back what runs, deregister (specification, section 10).
+
+        Args:
+            timeout: for all of it, in seconds or as a timedelta (default 25 s).
+
+        Returns:
+            What was released, and which bodies still run. Without a running node: nothing.
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        node, self._node = self._running_node(), None
+        if node is None:
+            return Stopped(drained=True, released=(), stuck=(), unwritten=0)
+        stopped = node.stop(seconds)
+        if stopped.stuck:
+            log.error("%d bodies still run after the shutdown: %s", len(stopped.stuck), stopped.stuck)
+        self._bus.drain(min(1.0, seconds))
+        return stopped
+
+    def close(self) -> None:
+        """Stop, if running, and let go of the store."""
+        self.stop()
+        self.store.close()
+
+    @property
+    def node(self) -> Node | None:
+        """The running node; None if not started."""
+        return self._running_node()
+
+    def __enter__(self) -> Self:
+        """Start."""
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Scheduler on {type(self.store).__name__}, {'running' if self.node else 'not running'}>"
+
+    # -- inside
+
+    def _running_node(self) -> Node | None:
+        if self._node is not None and self._node_pid != os.getpid():
+            self._node = None  # forked: the threads are the parent's
+            self._bus, self._waiters = Bus(), Waiters()
+        return self._node
+
+    def _pipeline(self, node: str) -> Pipeline:
+        return Pipeline(
+            store=self.store,
+            targets=self.targets,
+            codec=self.codec,
+            sanitize=self._sanitize,
+            retry_policy=self.retry_policy,
+            resilience=self.resilience,
+            bus=self._bus,
+            settings=self.settings,
+            node=node,
+        )
+
+    def _make_child(self) -> ChildProcess:
+        from ratchet.engine.child_process import ChildProcess  # noqa: PLC0415 - only with process slots
+
+        modules = {text.partition(":")[0] for text in map(self.targets.import_path, self.targets.texts())}
+        return ChildProcess(
+            allow=(*self._own_policy.prefixes, *sorted(modules)), result_limit=self.settings.payload.result
+        )
+
+    def _new_coordinator(self) -> ClusterCoordinator:
+        if self._coordinator is not None:
+            return self._coordinator
+        if isinstance(self.store, WakeUps) and Capability.WAKE_UPS in self.store.capabilities:
+            return self.store.coordinator()
+        return LocalCoordinator()
+
+    def _own_coordinator(self) -> ClusterCoordinator:
+        if self._coordinator is None:
+            self._coordinator = self._new_coordinator()
+        return self._coordinator
+
+    def _wake(self) -> None:
+        node = self._running_node()
+        if node is not None:
+            node.parts.poller.wake()
+
+    def _name(self) -> str:
+        node = self._running_node()
+        return node.info.name if node is not None else ""
+
+    def _tell(self, event: type[Any], job_id: UUID, attempt: int, at: datetime) -> None:
+        if self._bus.active:
+            self._bus.publish(event(job_id=job_id, attempt=attempt, at=at, node=self._name()))
+
+
+def _check_capabilities(store: JobStore) -> None:
+    """A declared capability whose methods are missing is a mistake of the store's author, told at once."""
+    for capability, protocol in PROTOCOLS.items():
+        if capability in store.capabilities and not isinstance(store, protocol):
+            raise CapabilityMissing(
+                capability, f"{type(store).__name__} declares {capability!r} but lacks its methods"
+            )

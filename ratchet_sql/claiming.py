@@ -1,0 +1,120 @@
+"""Claiming: which due jobs a node gets, and the one transaction that gives them.
+
+Statements: one to look (without the writer's lock, so that an idle node never disturbs anybody); if
+something is due, five more: BEGIN, look again, update, read what the workers need, COMMIT. After a claim
+that left something behind the first look is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ratchet.domain.lifecycle import UNSCHEDULED
+from ratchet.domain.priority import claim_order
+from ratchet.spi.store import Claimed, ClaimRequest
+from ratchet_sql import rendered as sql
+from ratchet_sql.connection import Database, Execute
+from ratchet_sql.rows import claim_from, dumps, from_ms, to_ms, uuid_from
+
+_NEVER = to_ms(UNSCHEDULED)
+
+
+@dataclass(slots=True)
+class Choice:
+    """What a look at the first rows of every branch leads to.
+
+    Attributes:
+        ids: to be claimed, in order of effective priority.
+        more: True if further due jobs match.
+        next_due: of the first job not yet due.
+    """
+
+    ids: list[str] = field(default_factory=list)
+    more: bool = False
+    next_due: int | None = None
+
+
+def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claimed:
+    """See `ratchet.spi.store.JobStore.claim`; `backlog`: something is known to be due."""
+    limits = {
+        name: min(n, request.limit) for name, n in request.limits.items() if n > 0 and request.limit > 0
+    }
+    if not limits:
+        return Claimed((), more=False, next_due=None, now=from_ms(database.now_ms()))
+    statement, parameters = _look(request, limits)
+    if not backlog:
+        database.check_file()
+        now = database.now_ms()
+        choice = choose(json.loads(database.read(statement, parameters)), request, limits, now)
+        if not choice.ids:
+            return Claimed((), more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
+
+    def work(execute: Execute, now: int) -> Claimed:
+        found = json.loads(execute(statement, parameters).fetchone()[0])
+        chosen = choose(found, request, limits, now)
+        picked_at = from_ms(now)
+        if not chosen.ids:
+            return Claimed((), more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
+        ids = {"ids": dumps(chosen.ids)}
+        execute(sql.CLAIM, {**ids, "now": now, "incarnation": request.incarnation})
+        database.step("claimed")
+        rows = {row[0]: row for row in json.loads(execute(sql.CLAIMED, ids).fetchone()[0])}
+        claims = [claim_from(rows[job_id], picked_at) for job_id in chosen.ids]
+        return Claimed(claims, more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
+
+    return database.write(work)
+
+
+def _look(request: ClaimRequest, limits: dict[str, int]) -> tuple[str, dict[str, Any]]:
+    parameters: dict[str, Any] = {"executors": dumps(list(limits)), "rows": max(limits.values()) + 1}
+    if not (request.require_tags or request.exclude_tags or request.types or request.leave_out):
+        return sql.CANDIDATES, parameters
+    parameters["require_tags"] = dumps(sorted(request.require_tags))
+    parameters["exclude_tags"] = dumps(sorted(request.exclude_tags))
+    parameters["types"] = dumps(sorted(request.types))
+    parameters["leave_out"] = dumps(sorted(request.leave_out))
+    return sql.CANDIDATES_FILTERED, parameters
+
+
+def choose(
+    branches: list[tuple[str, int, list[tuple[int, str]]]],
+    request: ClaimRequest,
+    limits: dict[str, int],
+    now_ms: int,
+) -> Choice:
+    """Merge the branches by effective priority, within the limits. Pure.
+
+    A branch is (executor, priority, its first rows by due time and id), one row longer than any limit, so
+    that a row left over tells of more; its first row that is not due tells when there will be.
+    """
+    due: list[tuple[Any, str, str]] = []
+    choice = Choice()
+    now, boost = from_ms(now_ms), request.boost_interval
+    for executor, priority, rows in branches:
+        for scheduled, job_id in rows:
+            if scheduled > now_ms:
+                if scheduled != _NEVER and (choice.next_due is None or scheduled < choice.next_due):
+                    choice.next_due = scheduled
+                break
+            due.append(
+                (claim_order(priority, from_ms(scheduled), uuid_from(job_id), now, boost), executor, job_id)
+            )
+    if len(due) > 1:
+        due.sort()
+    left = dict(limits)
+    for _, executor, job_id in due:
+        if len(choice.ids) < request.limit and left[executor]:
+            left[executor] -= 1
+            choice.ids.append(job_id)
+        else:
+            choice.more = True
+            if len(choice.ids) >= request.limit:
+                break
+    return choice
+
+
+def _instant(ms: int | None) -> datetime | None:
+    return None if ms is None else from_ms(ms)

@@ -1,0 +1,212 @@
+"""Submission: jobs, their tags and keys, in one unit.
+
+Statements: one for a single job without tags and idempotency key (it is its own transaction); else BEGIN,
+one look-up per kind of key that occurs, one insert per table concerned, COMMIT, however many jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from uuid import UUID
+
+from ratchet.domain.job import NewJob
+from ratchet.domain.lifecycle import STARTS, Status
+from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
+from ratchet.spi.store import Inserted
+from ratchet_sql import rendered as sql
+from ratchet_sql.connection import Database, Execute
+from ratchet_sql.rows import (
+    INSERT_COLUMNS,
+    STATUS,
+    Stored,
+    decode_tags,
+    dumps,
+    from_ms,
+    new_row,
+    uuid_from,
+)
+
+_ID, _STATUS, _TAGS, _KEY = (INSERT_COLUMNS.index(n) for n in ("id", "status", "tags", "idempotency_key"))
+
+
+def insert(database: Database, jobs: Sequence[NewJob]) -> list[Inserted]:
+    """See `ratchet.spi.store.JobStore.insert`."""
+    for new in jobs:
+        if new.start not in STARTS:
+            raise UsageError(f"a job starts {' or '.join(sorted(STARTS))}, not {new.start}")
+    if not jobs:
+        return []
+    if len(jobs) == 1 and jobs[0].idempotency_key is None and not jobs[0].tags:
+        try:
+            return [_insert_alone(database, jobs[0])]
+        except sqlite3.IntegrityError:
+            pass  # a key is taken: below is told which, and by whom
+    return database.write(lambda execute, now: _insert(execute, jobs, now))
+
+
+def _insert_alone(database: Database, new: NewJob) -> Inserted:
+    due: datetime | None = None
+
+    def parameters(now_ms: int) -> dict[str, object]:
+        nonlocal due
+        row, due = new_row(new, from_ms(now_ms), now_ms, new.business_key)
+        return dict(zip(INSERT_COLUMNS, row, strict=True))
+
+    database.write_one(sql.INSERT_ONE, parameters)
+    return Inserted(new.id, created=True, status=new.start, scheduled_time=due)
+
+
+def _insert(execute: Execute, jobs: Sequence[NewJob], now_ms: int) -> list[Inserted]:
+    now = from_ms(now_ms)
+    originals = idempotency_holders(
+        execute, (j.idempotency_key for j in jobs if j.idempotency_key is not None)
+    )
+    answers: list[Inserted] = []
+    wanted: list[tuple[NewJob, Inserted]] = []
+    rows: list[Stored] = []
+    for new in jobs:
+        key = new.idempotency_key
+        if key is not None and key in originals:
+            original, status = originals[key]
+            answers.append(Inserted(original, created=False, status=status))
+            continue
+        row, due = new_row(new, now, now_ms, new.business_key)
+        answer = Inserted(new.id, created=True, status=new.start, scheduled_time=due)
+        answers.append(answer)
+        wanted.append((new, answer))
+        rows.append(row)
+        if key is not None:
+            originals[key] = (new.id, new.start)
+    _refuse_held_keys(execute, [new for new, _ in wanted])
+    insert_rows(execute, rows)
+    return answers
+
+
+def _refuse_held_keys(execute: Execute, jobs: Sequence[NewJob]) -> None:
+    holders = business_holders(execute, (j.business_key for j in jobs if j.business_key is not None))
+    conflicts: dict[str, UUID] = {}
+    for new in jobs:
+        key = new.business_key
+        if key is None:
+            continue
+        if key in holders:
+            conflicts.setdefault(key, holders[key][0])
+        else:
+            holders[key] = (new.id, new.start)
+    if conflicts:
+        raise DuplicateBusinessKey(conflicts)
+
+
+def insert_rows(execute: Execute, rows: Sequence[Stored]) -> None:
+    """Insert jobs whose keys are free, with their tags and ledger entries; rows in the order of INSERT_COLUMNS.
+
+    Raises:
+        UsageError: an id is stored already, or occurs twice.
+    """
+    if not rows:
+        return
+    try:
+        if len(rows) == 1:
+            execute(sql.INSERT_ONE, dict(zip(INSERT_COLUMNS, rows[0], strict=True)))
+        else:
+            execute(sql.INSERT_MANY, {"rows": dumps(rows)})
+    except sqlite3.IntegrityError as error:
+        ids = [row[_ID] for row in rows]
+        taken = json.loads(execute(sql.EXISTING_IDS, {"ids": dumps(ids)}).fetchone()[0])
+        taken = taken or sorted({i for i in ids if ids.count(i) > 1})
+        if not taken:
+            raise
+        raise UsageError(f"a job with this id is stored already: {', '.join(taken)}") from error
+    tags = [(tag, row[_ID]) for row in rows if row[_TAGS] for tag in sorted(decode_tags(row[_TAGS]))]
+    if tags:
+        execute(sql.INSERT_TAGS, {"rows": dumps(tags)})
+    keys = [(row[_KEY], row[_ID]) for row in rows if row[_KEY] is not None]
+    if keys:
+        execute(sql.INSERT_KEYS, {"rows": dumps(keys)})
+
+
+def submit_in(
+    execute: Execute, new: NewJob, now_ms: int, *, takes_over: str | None, holder: str
+) -> tuple[Stored, None] | tuple[None, DuplicateBusinessKey | DuplicateIdempotencyKey]:
+    """The row of a job that a settlement submits, or why it cannot be submitted; nothing is written.
+
+    Args:
+        execute: the settlement's unit.
+        new: the job.
+        now_ms: store time.
+        takes_over: the business key it gets if it names none.
+        holder: the id of the job that settles in this unit: a key that it holds is free.
+    """
+    if new.idempotency_key is not None:
+        original = idempotency_holders(execute, [new.idempotency_key]).get(new.idempotency_key)
+        if original is not None:
+            return None, DuplicateIdempotencyKey(
+                f"the idempotency key {new.idempotency_key!r} belongs to job {original[0]} for ever"
+            )
+    key = new.business_key if new.business_key is not None else takes_over
+    if key is not None:
+        held = business_holders(execute, [key]).get(key)
+        if held is not None and str(held[0]) != holder:
+            return None, DuplicateBusinessKey({key: held[0]})
+    return new_row(new, from_ms(now_ms), now_ms, key)[0], None
+
+
+def idempotency_holders(execute: Execute, keys: Iterable[str]) -> dict[str, tuple[UUID, Status | None]]:
+    """Of the taken ones among `keys`: the original job and its status (None: purged)."""
+    return _holders(execute, sql.IDEMPOTENCY_HOLDERS, keys)
+
+
+def business_holders(execute: Execute, keys: Iterable[str]) -> dict[str, tuple[UUID, Status | None]]:
+    """Of the held ones among `keys`: the job that holds it now and its status."""
+    return _holders(execute, sql.BUSINESS_HOLDERS, keys)
+
+
+def _holders(execute: Execute, statement: str, keys: Iterable[str]) -> dict[str, tuple[UUID, Status | None]]:
+    distinct = sorted(set(keys))
+    if not distinct:
+        return {}
+    found = json.loads(execute(statement, {"keys": dumps(distinct)}).fetchone()[0])
+    return {key: (uuid_from(id_), None if status is None else STATUS[status]) for key, id_, status in found}
+
+
+def find_by_key(database: Database, idempotency: str | None, business: str | None) -> Inserted | None:
+    """See `ratchet.spi.store.JobStore.find_by_key`."""
+    if (idempotency is None) == (business is None):
+        raise UsageError("find_by_key takes exactly one of idempotency and business")
+    statement = sql.IDEMPOTENCY_HOLDERS if business is None else sql.BUSINESS_HOLDERS
+    key = idempotency if business is None else business
+    found = json.loads(database.read(statement, {"keys": dumps([key])}))
+    if not found:
+        return None
+    _, id_, status = found[0]
+    return Inserted(uuid_from(id_), created=False, status=None if status is None else STATUS[status])
+
+
+def delete(database: Database, job_ids: Sequence[UUID]) -> int:
+    """See `ratchet.spi.store.JobStore.delete`."""
+    if not job_ids:
+        return 0
+    ids = dumps([str(i) for i in job_ids])
+
+    def work(execute: Execute, _now: int) -> int:
+        settled = sorted(set(json.loads(execute(sql.SETTLED_IDS, {"ids": ids}).fetchone()[0])))
+        if settled:
+            chosen = {"ids": dumps(settled)}
+            for statement in (sql.DELETE_CALLBACKS, sql.DELETE_EXECUTIONS, sql.DELETE_TAGS, sql.DELETE_JOBS):
+                execute(statement, chosen)
+        return len(settled)
+
+    return database.write(work)
+
+
+def counts_of(text: str) -> dict[Status, int]:
+    """What the statement COUNTS answers, by state."""
+    flat = json.loads(text)
+    by_name: dict[str, int] = dict(zip(flat[::2], flat[1::2], strict=True))
+    total = by_name.pop("all")
+    counted = {status: by_name.get(status.value, 0) for status in Status}
+    counted[Status.SUCCEEDED] = total - sum(by_name.values())
+    return counted

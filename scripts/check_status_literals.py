@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("ratchet", "ratchet_sql", "ratchet_mongo", "conformance_tests")
 EXEMPT = (
     "ratchet/domain/lifecycle.py",
-    "ratchet_sql/migrations/",
+    "ratchet_sql/migrations",  # the module, or one day the folder: what an old schema said stays said
     "ratchet_sql/rendered.py",  # generated from statements that use the enum, and proved current
 )
 

@@ -89,7 +89,7 @@ class Child:
             self._flush_output()
             with self._lock:
                 self._number, self._attempt = 0, None
-            self._channel.send({"kind": reply.kind, "n": number, "reply": to_message(reply)})
+            self._channel.send({"kind": reply.tag, "n": number, "reply": to_message(reply)})
 
     @staticmethod
     def _flush_output() -> None:

@@ -145,9 +145,9 @@ class BodyRunner:
         try:
             return self._targets.resolve(text)
         except TargetRefused as problem:
-            return Refused(refusal="policy", message=self._sanitize(problem))
+            return Refused(kind="policy", message=self._sanitize(problem))
         except BaseException as problem:  # noqa: BLE001 - a module may raise anything while it is imported
-            return Refused(refusal="unknown", message=self._sanitize(problem))
+            return Refused(kind="unknown", message=self._sanitize(problem))
 
     def _decode(
         self, request: BodyRequest, target: Target
@@ -156,15 +156,15 @@ class BodyRunner:
             args, kwargs = self._codec.decode_arguments(request.payload, request.format)
             params = {name: self._codec.decode_value(text) for name, text in request.params.items()}
         except NewerPayloadFormat as problem:
-            return Refused(refusal="newer_format", message=self._sanitize(problem))
+            return Refused(kind="newer_format", message=self._sanitize(problem))
         except BaseException as problem:  # noqa: BLE001 - decoding runs code of payload classes
             # The data is whole, its class is not deployed here yet: as good as an unknown target.
             waits = isinstance(problem, UnreadablePayload) and getattr(problem, "deferrable", False)
-            return Refused(refusal="unknown" if waits else "poison", message=self._sanitize(problem))
+            return Refused(kind="unknown" if waits else "poison", message=self._sanitize(problem))
         try:
             args, kwargs = target.signature.validate(args, kwargs)
         except BaseException as problem:  # noqa: BLE001 - ArgumentError, or whatever a validator raises
-            return Refused(refusal="arguments", message=self._sanitize(problem))
+            return Refused(kind="arguments", message=self._sanitize(problem))
         return args, kwargs, params
 
     # -- the body --------------------------------------------------------------------------------

@@ -6,15 +6,19 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from ratchet.context import current_job_or_none
 from ratchet.engine.child_wire import Message
+from ratchet.engine.logs import install
 
 __all__ = ["explicit_levels", "forward_logging", "restore_record"]
 
 # A body that logs its whole input must not fill the node's memory; the text says that it was cut.
 _TEXT_LIMIT: Final = 64 * 1024
 _CARRIED: Final = ("name", "levelno", "levelname", "pathname", "lineno", "funcName", "created")
-_OWN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_OWN: Final = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+}
 _PLAIN: Final = (str, int, float, bool, type(None))
 _formatter: Final = logging.Formatter()
 
@@ -33,6 +37,7 @@ def forward_logging(levels: Mapping[str, int], send: Callable[[Message], bool]) 
 
     `send` answers False for a record it does not take (no body is running); that one goes to standard error.
     """
+    install()
     root = logging.getLogger()
     root.handlers[:] = [_Forward(send)]
     for name, level in levels.items():
@@ -42,8 +47,8 @@ def forward_logging(levels: Mapping[str, int], send: Callable[[Message], bool]) 
 def restore_record(message: Message) -> logging.LogRecord:
     """The record that a child sent, as one of this process.
 
-    It carries the child's process id and the job's ``job_id``, ``attempt`` and ``node``, and no arguments: its
-    message was formatted where it was made.
+    It carries the child's process id, the identity of the job it was made in, and no arguments: its message
+    was formatted where it was made.
     """
     record = logging.makeLogRecord(message["extra"])
     made_here = record.created
@@ -82,9 +87,6 @@ def _to_message(record: logging.LogRecord) -> Message:
         for name, value in record.__dict__.items()
         if name not in _OWN and isinstance(name, str) and type(value) in _PLAIN
     }
-    context = current_job_or_none()
-    if context is not None:
-        extra = {"job_id": str(context.id), "attempt": context.attempt, "node": context.node, **extra}
     message: Message = {name: getattr(record, name) for name in _CARRIED}
     message["text"] = _message_of(record)
     message["exc_text"] = _traceback_of(record)

@@ -104,7 +104,7 @@ class Returned:
         age: seconds between the end of the body and this answer.
     """
 
-    kind: ClassVar[str] = "returned"
+    tag: ClassVar[str] = "returned"
     result: str | None
     result_size: int
     duration: float
@@ -126,7 +126,7 @@ class Raised:
         unencodable_result: the body returned, but its result cannot travel.
     """
 
-    kind: ClassVar[str] = "raised"
+    tag: ClassVar[str] = "raised"
     type_name: str
     error: str
     do_not_retry: str | None = None
@@ -142,13 +142,13 @@ class Refused:
     """The body was not called.
 
     Attributes:
-        refusal: ``policy`` (target not allowed), ``unknown`` (allowed, but not to be found here),
+        kind: ``policy`` (target not allowed), ``unknown`` (allowed, but not to be found here),
             ``newer_format``, ``poison`` (the payload cannot be read) or ``arguments`` (they do not fit).
         message: the reason as sanitized text.
     """
 
-    kind: ClassVar[str] = "refused"
-    refusal: RefusalKind
+    tag: ClassVar[str] = "refused"
+    kind: RefusalKind
     message: str
 
 
@@ -162,7 +162,7 @@ class Died:
         started: the child had taken the job; False: the body certainly did not begin, charge nothing.
     """
 
-    kind: ClassVar[str] = "died"
+    tag: ClassVar[str] = "died"
     description: str
     killed: bool = False
     started: bool = True
@@ -190,21 +190,21 @@ def parse_request(message: Message) -> BodyRequest:
     return _parse(BodyRequest, message)
 
 
-def parse_reply(kind: object, message: Message) -> Returned | Raised | Refused:
-    """The reply of this kind that `to_message` turned into `message`.
+def parse_reply(tag: object, message: Message) -> Returned | Raised | Refused:
+    """The reply of this class that `to_message` turned into `message`.
 
     Raises:
         WireError: no such reply.
     """
-    match kind:
-        case Returned.kind:
+    match tag:
+        case Returned.tag:
             return _parse(Returned, message)
-        case Raised.kind:
+        case Raised.tag:
             return _parse(Raised, message)
-        case Refused.kind:
+        case Refused.tag:
             return _parse(Refused, message)
         case _:
-            raise WireError(f"a child sent an unknown kind of reply: {kind!r:.100}")
+            raise WireError(f"a child sent an unknown kind of reply: {tag!r:.100}")
 
 
 def encode_frame(message: Message) -> bytes:

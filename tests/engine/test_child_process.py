@@ -237,7 +237,7 @@ def test_a_target_outside_the_policy_is_never_imported(tmp_path: Path) -> None:
     reply = bench.run(body("secret:run"))
     bench.close()
     assert isinstance(reply, Refused)
-    assert reply.refusal == "policy"
+    assert reply.kind == "policy"
     assert not mark.exists()
 
 
@@ -248,7 +248,7 @@ def test_what_is_not_here_is_unknown(shared: Bench, target: str) -> None:
     """Missing modules and names, methods that need a service, and things that cannot be called are 'unknown'."""
     reply = shared.run(body(target))
     assert isinstance(reply, Refused)
-    assert reply.refusal == "unknown"
+    assert reply.kind == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_module_that_cannot_be_imported_is_unknown(tmp_path: Path, source: str
     after = bench.value("pid")
     bench.close()
     assert isinstance(reply, Refused)
-    assert reply.refusal == "unknown"
+    assert reply.kind == "unknown"
     assert before == after
 
 
@@ -280,7 +280,7 @@ def test_a_module_that_ends_the_process_at_import_fails_its_attempt(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("change", "refusal"),
+    ("change", "kind"),
     [
         ({"payload": "not json"}, "poison"),
         ({"params": {"x": "{"}}, "poison"),
@@ -290,11 +290,11 @@ def test_a_module_that_ends_the_process_at_import_fails_its_attempt(tmp_path: Pa
         ({"payload": CODEC.encode_arguments((1,), {"third": 1})}, "arguments"),
     ],
 )
-def test_calls_that_cannot_be_made_are_refused(shared: Bench, change: dict[str, Any], refusal: str) -> None:
+def test_calls_that_cannot_be_made_are_refused(shared: Bench, change: dict[str, Any], kind: str) -> None:
     """Unreadable payloads, newer formats and arguments that do not fit are told apart, and no body runs."""
     reply = shared.run(replace(body("add", 1), **change))
     assert isinstance(reply, Refused)
-    assert reply.refusal == refusal
+    assert reply.kind == kind
     assert reply.message
 
 
@@ -675,7 +675,7 @@ def test_log_records_come_home(monkeypatch: pytest.MonkeyPatch) -> None:
     first = bench.records[0].__dict__
     assert first["name"] == "shop.bodies"
     assert (first["levelno"], first["filename"], first["funcName"]) == (20, "child_bodies.py", "log_things")
-    assert (first["job_id"], first["attempt"], first["node"]) == (str(JOB), 1, "node-1")
+    assert (first["job_id"], first["job_attempt"], first["job_node"]) == (str(JOB), 1, "node-1")
     assert first["process"] != os.getpid()
     assert began - 1 < first["created"] < time.time() + 1
     assert first["invoice"] == 42

@@ -136,9 +136,10 @@ class Poller:
         self.last_success: float | None = None
         self.claim_sent: float | None = None
         self._wake = threading.Event()
+        self._wake_came = False
         self._woken = False
-        self._looked_at = False
-        self._backlog = False
+        self._asked = False
+        self._backlog: set[str] = set()
         self._low_mark = 1
         self._stop = threading.Event()
         self._local_due: list[float] = []
@@ -164,7 +165,7 @@ class Poller:
 
     def look(self) -> None:
         """Something changed in the store, nobody knows what: poll once, without a burst."""
-        self._looked_at = True
+        self._asked = True
         if not self._wake.is_set():
             self._wake.set()
 
@@ -194,18 +195,20 @@ class Poller:
     def _run(self) -> None:
         delay, polled_at = 0.0, time.monotonic()
         while not self._stop.is_set():
-            if delay > 0:
-                self._wake.wait(delay)
+            self._wake_came = self._wake.wait(delay) if delay > 0 else False
             if self._stop.is_set():
                 return
             self._wake.clear()
             woken, self._woken = self._woken, False
-            self._looked_at = False
+            # A poll that only refills a slot asks for nothing but the executors whose backlog is known.
+            timer = delay > 0 and not self._wake_came
+            only_backlog = not (woken or self._asked or timer)
+            self._asked = False
             if woken:
                 self.state = woken_up(self.state)
             now = time.monotonic()
             try:
-                delay = self._poll(elapsed=now - polled_at)
+                delay = self._poll(elapsed=now - polled_at, only_backlog=only_backlog)
                 self._failures = 0
             except Exception as error:  # noqa: BLE001 - whatever a store raises, the poller goes on
                 self._failures += 1
@@ -215,18 +218,18 @@ class Poller:
                     )
                 # Wake-ups do not cut the wait short, stopping does.
                 self._stop.wait(error_delay(self._failures, jitter=random.random()))
-                delay = 0.0
+                delay, self._asked = 0.0, True
             polled_at = now
 
-    def _poll(self, *, elapsed: float) -> float:
+    def _poll(self, *, elapsed: float, only_backlog: bool) -> float:
         self._return_stale()
         limits, ahead = self._limits()
+        if only_backlog:
+            limits = {name: limit for name, limit in limits.items() if name in self._backlog}
         total = sum(limits.values())
         self._tell_watcher(any(limits.values()))
         now = time.monotonic()
         if not total or not self._may_claim():
-            if not total:
-                self._backlog = True
             self.state, delay = next_delay(
                 self.state,
                 Observation(claimed=0, asked=0, free_slots=0, utilisation=1.0, elapsed=elapsed),
@@ -254,11 +257,14 @@ class Poller:
             self.claim_sent = None
         self.last_success = time.monotonic()
         self._hand_over(claimed, now, ahead)
-        return self._pace(claimed, limit, elapsed)
+        return self._pace(claimed, request, elapsed)
 
-    def _pace(self, claimed: Claimed, limit: int, elapsed: float) -> float:
+    def _pace(self, claimed: Claimed, request: ClaimRequest, elapsed: float) -> float:
         got = len(claimed.claims)
-        self._backlog = claimed.more
+        if claimed.more:
+            self._backlog |= set(request.limits)
+        else:
+            self._backlog -= set(request.limits)
         limits, _ = self._limits()
         slots = sum(each.slots for each in self._executors.values()) or 1
         busy = sum(min(each.busy() + each.waiting(), each.slots) for each in self._executors.values())
@@ -272,8 +278,8 @@ class Poller:
             self.state,
             Observation(
                 claimed=got,
-                asked=limit,
-                free_slots=sum(limits.values()),
+                asked=request.limit,
+                free_slots=sum(limit for name, limit in limits.items() if name in self._backlog or not got),
                 utilisation=busy / slots,
                 woken=self._woken,
                 more_due=claimed.more,

@@ -20,7 +20,7 @@ from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize
 from ratchet.domain.retry import answers_request, do_not_retry_reason, retry_after
 from ratchet.engine.child_wire import BodyRequest, Raised, Refused, Returned
 from ratchet.engine.targets import Target, Targets
-from ratchet.errors import NewerPayloadFormat, PayloadTooLarge, TargetRefused, UnreadablePayload
+from ratchet.errors import NewerPayloadFormat, PayloadTooLarge, TargetRefused
 
 if TYPE_CHECKING:
     import asyncio
@@ -158,9 +158,7 @@ class BodyRunner:
         except NewerPayloadFormat as problem:
             return Refused(kind="newer_format", message=self._sanitize(problem))
         except BaseException as problem:  # noqa: BLE001 - decoding runs code of payload classes
-            # The data is whole, its class is not deployed here yet: as good as an unknown target.
-            waits = isinstance(problem, UnreadablePayload) and getattr(problem, "deferrable", False)
-            return Refused(kind="unknown" if waits else "poison", message=self._sanitize(problem))
+            return Refused(kind="poison", message=self._sanitize(problem))
         try:
             args, kwargs = target.signature.validate(args, kwargs)
         except BaseException as problem:  # noqa: BLE001 - ArgumentError, or whatever a validator raises

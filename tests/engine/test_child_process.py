@@ -371,6 +371,18 @@ def test_a_body_that_takes_its_process_down_fails_alone(
     assert isinstance(other.result(20), Returned)
 
 
+@linux_only
+def test_a_body_that_scribbles_on_the_socket_fails_alone(bench: Bench) -> None:
+    """Bytes that are no message end that child, not the node; the next body gets a new one."""
+    before = bench.value("pid")
+    reply = bench.run(body("scribble"))
+    assert isinstance(reply, Died)
+    assert reply.started
+    assert "frame" in reply.description
+    assert is_gone(before)
+    assert bench.value("pid") != before
+
+
 @pytest.mark.parametrize("name", ["wait_for_ever", "stop_itself", "hold_the_interpreter"])
 def test_kill_ends_any_body(bench: Bench, tmp_path: Path, name: str) -> None:
     """A waiting, a stopped (SIGSTOP) and a C-bound body are dead at once, and `run` says who did it."""

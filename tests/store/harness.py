@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -11,7 +12,7 @@ from uuid import UUID, uuid4
 
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Claim, Job, NewJob
-from ratchet.domain.lifecycle import Status, Trigger
+from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.settlement import Change, Effect, Settlement
 from ratchet.spi.plugin import StorePlugin
 from ratchet.spi.store import Applied, Claimed, ClaimRequest, JobStore, RecoverRequest, Settled
@@ -97,11 +98,15 @@ class Driver:
         assert job is not None
         return job
 
+    def history(self, job_id: UUID) -> list[Execution]:
+        return list(self.store.history(job_id))
+
     def status(self, job_id: UUID) -> Status:
         return self.job(job_id).status
 
     def claim(self, incarnation: str = "node-1", limit: int = 50, **fields: Any) -> Claimed:
-        return self.store.claim(request(incarnation, limit, **fields))
+        answer = self.store.claim(request(incarnation, limit, **fields))
+        return replace(answer, claims=list(answer.claims))
 
     def claim_one(self, job_id: UUID, incarnation: str = "node-1") -> Claim:
         """Claim exactly this job, which must be the only one that is due."""
@@ -155,6 +160,10 @@ class Driver:
         return job
 
 
+PENDING_LAST: Final = sorted(Status, key=lambda status: status is Status.PENDING)
+"""An order in which a job can be driven into each state: a pending one would be claimed for the next."""
+
+
 def at_once(*actions: Callable[[], T]) -> list[T | BaseException]:
     """Run all at the same moment, a thread each; what each returned or raised, in order."""
     barrier = threading.Barrier(len(actions))
@@ -176,7 +185,15 @@ def at_once(*actions: Callable[[], T]) -> list[T | BaseException]:
     return answers  # type: ignore[return-value]
 
 
+def returned(answers: Sequence[T | BaseException]) -> list[T]:
+    """What the actions returned, none of which may have raised."""
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise AssertionError("an action raised") from answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
 __all__ = [
-    "EVERYTHING", "MINUTE", "PLUGINS", "SECOND", "START", "Driver", "SettableClock", "StoreHarness", "at_once",
-    "ids", "new_job", "request",
+    "EVERYTHING", "MINUTE", "PENDING_LAST", "PLUGINS", "SECOND", "START", "Driver", "SettableClock",
+    "StoreHarness", "at_once", "ids", "new_job", "request",
 ]  # fmt: skip

@@ -288,12 +288,12 @@ def test_term_04_a_list_is_all_or_nothing(store: JobStore, driver: Driver) -> No
     with pytest.raises(DuplicateBusinessKey):
         store.settle_many(settlements)
     assert (store.counts(), [store.get(job.id) for job in (*jobs, old)]) == before
-    assert store.get_many([first.id, second.id]) == []
+    assert list(store.get_many([first.id, second.id])) == []
     assert store.find_by_key(idempotency="i") is None
-    assert [store.history(job.id) for job in jobs] == [[], [], []]
+    assert [list(store.history(job.id)) for job in jobs] == [[], [], []]
     assert [by_business_key(store, f"k{n}") for n in range(3)] == [job.id for job in jobs]
     assert by_business_key(store, "old") == old.id
-    assert store.take_callbacks("x", grace=timedelta(), limit=9) == []
+    assert list(store.take_callbacks("x", grace=timedelta(), limit=9)) == []
     assert sorted(store.held("node-1")) == sorted((job.id, 1) for job in jobs)
     assert ids(driver.claim().claims) == [old.id]
     answers = store.settle_many(settlements[:2])
@@ -312,7 +312,7 @@ def test_one_refused_entry_leaves_the_others(store: JobStore, driver: Driver) ->
     assert [answer.job_id for answer in answers] == [change.job_id for change in changes]
     statuses = [driver.status(job.id) for job in jobs]
     assert statuses == [Status.SUCCEEDED, Status.RUNNING, Status.SUCCEEDED]
-    assert store.settle_many([]) == []
+    assert list(store.settle_many([])) == []
 
 
 # -- in bulk --------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_bulk_22_23_cancel_by_tag(store: JobStore, driver: Driver) -> None:
     assert all(isinstance(answer, Settled) for answer in answers)
     assert {driver.status(job_id) for job_id in doomed} == {Status.CANCELED}
     assert Status.CANCELED not in {driver.status(job_id) for job_id in spared}
-    assert store.find(Selection(tags=tag, statuses=CANCELABLE)).jobs == []
+    assert list(store.find(Selection(tags=tag, statuses=CANCELABLE)).jobs) == []
 
 
 def test_retry_09_bulk_requeue(store: JobStore, driver: Driver, clock: SettableClock) -> None:
@@ -375,7 +375,7 @@ def test_retry_10_bulk_requeue_is_narrowed_to_failed(store: JobStore, driver: Dr
     failed = driver.drive(Status.FAILED)
     waiting = driver.drive(Status.WAITING)
     not_failed = frozenset(Status) - {Status.FAILED}
-    assert store.apply_where(Selection(statuses=not_failed), Trigger.REQUEUE, limit=9).ids == []
+    assert list(store.apply_where(Selection(statuses=not_failed), Trigger.REQUEUE, limit=9).ids) == []
     answer = store.apply_where(Selection(statuses=frozenset(Status)), Trigger.REQUEUE, limit=9)
     assert list(answer.ids) == [failed.id]
     assert driver.job(waiting.id) == waiting
@@ -446,7 +446,7 @@ def test_bulk_requeue_by_error_and_age(store: JobStore, driver: Driver, clock: S
     clock.advance(MINUTE)
     claim = driver.claim_one(driver.submit())
     driver.end(claim, Trigger.FAIL, error="KeyError: 100%")
-    assert store.apply_where(Selection(error="100_"), Trigger.REQUEUE, limit=9).ids == []
+    assert list(store.apply_where(Selection(error="100_"), Trigger.REQUEUE, limit=9).ids) == []
     answer = store.apply_where(Selection(ended_before=clock.now()), Trigger.REQUEUE, limit=9)
     assert list(answer.ids) == [old.id]
     answer = store.apply_where(Selection(error="Error: 100%"), Trigger.REQUEUE, limit=9)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from ratchet.domain.job import JobType
+from ratchet.domain.job import Claim, JobType
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.priority import Priority
 from ratchet.spi.store import JobStore
-from tests.store.harness import MINUTE, SECOND, START, Driver, SettableClock, at_once, ids, new_job, request
+from tests.store.harness import (
+    MINUTE,
+    SECOND,
+    START,
+    Driver,
+    SettableClock,
+    at_once,
+    ids,
+    new_job,
+    request,
+    returned,
+)
 
 
 def test_claim_01_03_04_09_claims_are_stamped(store: JobStore, driver: Driver, clock: SettableClock) -> None:
@@ -137,7 +150,9 @@ def test_f56_without_boost_it_waits(driver: Driver, clock: SettableClock) -> Non
 
 
 @pytest.mark.parametrize("nodes", [3, 8])
-def test_claim_10_concurrent_claimers(store: JobStore, open_another, nodes: int) -> None:  # type: ignore[no-untyped-def]
+def test_claim_10_concurrent_claimers(
+    store: JobStore, open_another: Callable[[], JobStore], nodes: int
+) -> None:
     """Nodes that claim at the same moment get every job once, and no error."""
     jobs = [new_job() for _ in range(nodes * 10)]
     store.insert(jobs)
@@ -145,7 +160,7 @@ def test_claim_10_concurrent_claimers(store: JobStore, open_another, nodes: int)
     answers = at_once(
         *(lambda n=n, s=s: s.claim(request(f"n{n}", nodes * 10)) for n, s in enumerate(handles))
     )
-    got = [claim for answer in answers for claim in answer.claims]
+    got = [claim for answer in returned(answers) for claim in answer.claims]
     assert len(got) <= len(jobs)
     got += store.claim(request("last", 1000)).claims
     assert sorted(claim.job_id for claim in got) == sorted(job.id for job in jobs)
@@ -262,7 +277,7 @@ def test_next_due_is_of_what_matches(driver: Driver) -> None:
     assert driver.claim(exclude_tags=frozenset({"gpu"})).next_due == START + 2 * MINUTE
     only = {"threads": 1}
     assert driver.claim(limits=only, exclude_tags=frozenset({"gpu"})).next_due == START + 3 * MINUTE
-    filtered = {"exclude_tags": frozenset({"gpu"}), "leave_out": frozenset({("m:new", 1)})}
+    filtered: dict[str, Any] = {"exclude_tags": frozenset({"gpu"}), "leave_out": frozenset({("m:new", 1)})}
     assert driver.claim(limits=only, **filtered).next_due == START + 4 * MINUTE
     singles = frozenset({JobType.SINGLE})
     assert driver.claim(limits=only, types=singles, **filtered).next_due == START + 6 * MINUTE
@@ -295,11 +310,13 @@ def test_a_clock_that_steps_back_loses_nothing(driver: Driver, clock: SettableCl
     assert ids(driver.claim().claims) == [job_id]
 
 
-def test_f16_a_long_delay_stays_unowned(driver: Driver, open_another, clock: SettableClock) -> None:  # type: ignore[no-untyped-def]
+def test_f16_a_long_delay_stays_unowned(
+    driver: Driver, open_another: Callable[[], JobStore], clock: SettableClock
+) -> None:
     """A job delayed by 6 h is PENDING, unowned, at claim 0 before that, and claimed once after (F16)."""
     nodes = [Driver(open_another(), clock) for _ in range(8)]
     job_id = driver.submit(delay=timedelta(hours=6))
-    claims = []
+    claims: list[Claim] = []
     for _ in range(84):
         clock.advance(5 * MINUTE)
         for number, node in enumerate(nodes):
@@ -317,13 +334,13 @@ def test_held_names_running_claims_of_one_incarnation(store: JobStore, driver: D
     driver.claim("a", 2)
     driver.claim("b", 1)
     assert sorted(store.held("a")) == sorted([(first, 1), (second, 1)])
-    assert store.held("b") == [(third, 1)]
+    assert list(store.held("b")) == [(third, 1)]
     driver.settle(Trigger.SUCCEED, first, claim_seq=1, result="1")
     driver.settle(Trigger.CANCEL_RUNNING, second)
     driver.settle(Trigger.RELEASE, third, claim_seq=1)
     assert [*store.held("a"), *store.held("b"), *store.held("nobody")] == []
     assert [claim.claim_seq for claim in driver.claim("a").claims] == [2]
-    assert store.held("a") == [(third, 2)]
+    assert list(store.held("a")) == [(third, 2)]
 
 
 def test_f57_future_and_settled_jobs_cost_nothing_to_see_past(store: JobStore, driver: Driver) -> None:

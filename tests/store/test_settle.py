@@ -168,7 +168,7 @@ def test_aud_history_is_one_row_for_each_ended_claim(driver: Driver, clock: Sett
             driver.store.recover(RecoverRequest(grace=MINUTE, crash_budget=3, known_gone=gone))
         else:
             driver.end(claim, trigger, **fields)
-        history = driver.store.history(job_id)
+        history = list(driver.store.history(job_id))
         assert list(history[:-1]) == seen
         last = history[-1]
         assert (last.job_id, last.claim_seq, last.attempt) == (job_id, number, attempts[number - 1])
@@ -185,8 +185,8 @@ def test_aud_06_histories_are_per_job(store: JobStore, driver: Driver) -> None:
     """A job's history has no other job's rows; a running claim, and an unknown job, has none yet."""
     first, second = driver.drive(Status.FAILED), driver.drive(Status.RUNNING)
     assert [entry.job_id for entry in store.history(first.id)] == [first.id]
-    assert store.history(second.id) == []
-    assert store.history(new_id()) == []
+    assert list(store.history(second.id)) == []
+    assert list(store.history(new_id())) == []
 
 
 # -- the fence ------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ def test_aud_06_histories_are_per_job(store: JobStore, driver: Driver) -> None:
 def fenced_off(driver: Driver, claim: Claim, trigger: Trigger, claim_seq: int | None = None) -> None:
     """`trigger` for this claim is refused with the current row and changes nothing."""
     store, job = driver.store, driver.job(claim.job_id)
-    history, counts = store.history(job.id), store.counts()
+    history, counts = list(store.history(job.id)), store.counts()
     answer = end(store, claim, trigger, claim_seq)
     assert isinstance(answer, Refused)
     assert answer.current == job == driver.job(job.id)
-    assert (store.history(job.id), store.counts()) == (history, counts)
-    assert store.take_callbacks("sweeper", grace=timedelta(), limit=9) == []
+    assert (list(store.history(job.id)), store.counts()) == (history, counts)
+    assert list(store.take_callbacks("sweeper", grace=timedelta(), limit=9)) == []
 
 
 Overtaken = Callable[[Driver, Claim], object]

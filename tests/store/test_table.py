@@ -130,14 +130,14 @@ def test_allowed_cell(
     """An allowed trigger leads to its target and writes the fields of its row, and no others."""
     row = ROWS[trigger]
     job = subject(driver, trigger, status)
-    counts, before = store.counts(), store.history(job.id)
+    counts, before = store.counts(), list(store.history(job.id))
     told = pull(store, job, trigger)
     assert told.applied
 
     after = driver.job(job.id)
     assert after == replace(job, **expected(job, row, told, clock))  # type: ignore[arg-type]
 
-    history = store.history(job.id)
+    history = list(store.history(job.id))
     assert list(history[: len(before)]) == list(before)
     assert list(history[len(before) :]) == ([_execution(job, row, told, clock)] if row.ends else [])
 
@@ -181,11 +181,11 @@ def _execution(job: Job, row: Transition, told: Told, clock: SettableClock) -> E
 
 def assert_refused(store: JobStore, driver: Driver, job: Job, trigger: Trigger) -> None:
     """`trigger` is refused and changes nothing at all."""
-    counts, history, key = store.counts(), store.history(job.id), holder(store)
+    counts, history, key = store.counts(), list(store.history(job.id)), holder(store)
     assert not pull(store, job, trigger).applied
     assert driver.job(job.id) == job
-    assert (store.counts(), store.history(job.id), holder(store)) == (counts, history, key)
-    assert store.take_callbacks("sweeper", grace=timedelta(), limit=10) == []
+    assert (store.counts(), list(store.history(job.id)), holder(store)) == (counts, history, key)
+    assert list(store.take_callbacks("sweeper", grace=timedelta(), limit=10)) == []
 
 
 @pytest.mark.parametrize(("trigger", "status"), REFUSED)

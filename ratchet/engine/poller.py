@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -142,8 +143,8 @@ class Poller:
         self._backlog: set[str] = set()
         self._low_mark = 1
         self._stop = threading.Event()
-        self._local_due: list[float] = []
-        self._next_due: float | None = None
+        self._due_at = math.inf
+        self._due_lock = threading.Lock()
         self._failures = 0
         self._resting: dict[str, tuple[float, float]] = {}
         self._watching: bool | None = None
@@ -179,8 +180,11 @@ class Poller:
 
     def due_in(self, delay: timedelta) -> None:
         """A job of this node's own becomes due after `delay`: sleep no longer than that."""
-        self._local_due.append(time.monotonic() + delay.total_seconds() + 0.001)
-        if not self._wake.is_set():
+        due_at = time.monotonic() + delay.total_seconds() + 0.001
+        with self._due_lock:
+            sooner = due_at < self._due_at
+            self._due_at = min(due_at, self._due_at)
+        if sooner and not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> None:
@@ -201,7 +205,7 @@ class Poller:
             self._wake.clear()
             woken, self._woken = self._woken, False
             # A poll that only refills a slot asks for nothing but the executors whose backlog is known.
-            timer = delay > 0 and not self._wake_came
+            timer = (delay > 0 and not self._wake_came) or self._due_at <= time.monotonic()
             only_backlog = not (woken or self._asked or timer)
             self._asked = False
             if woken:
@@ -224,15 +228,23 @@ class Poller:
     def _poll(self, *, elapsed: float, only_backlog: bool) -> float:
         self._return_stale()
         limits, ahead = self._limits()
+        free = any(limits.values())
         if only_backlog:
             limits = {name: limit for name, limit in limits.items() if name in self._backlog}
         total = sum(limits.values())
-        self._tell_watcher(any(limits.values()))
+        self._tell_watcher(free)
         now = time.monotonic()
         if not total or not self._may_claim():
             self.state, delay = next_delay(
                 self.state,
-                Observation(claimed=0, asked=0, free_slots=0, utilisation=1.0, elapsed=elapsed),
+                Observation(
+                    claimed=0,
+                    asked=0,
+                    free_slots=0,
+                    utilisation=1.0,
+                    elapsed=elapsed,
+                    until_next_due=self._until_due() if free else None,
+                ),
                 self._pace_settings,
             )
             return min(delay, 1.0)
@@ -246,34 +258,31 @@ class Poller:
             exclude_tags=self._settings.exclude_tags,
             leave_out=self.left_out.now(),
         )
-        known_due, self._local_due = self._local_due, []
+        with self._due_lock:  # what is said from here on may be missing from the answer
+            before, self._due_at = self._due_at, math.inf
         self.claim_sent = now
         try:
             claimed = self._store.claim(request)
         except BaseException:
-            self._local_due += known_due
+            with self._due_lock:
+                self._due_at = min(before, self._due_at)
             raise
         finally:
             self.claim_sent = None
         self.last_success = time.monotonic()
         self._hand_over(claimed, now, ahead)
-        return self._pace(claimed, request, elapsed)
+        return self._pace(claimed, request, elapsed, before)
 
-    def _pace(self, claimed: Claimed, request: ClaimRequest, elapsed: float) -> float:
+    def _pace(self, claimed: Claimed, request: ClaimRequest, elapsed: float, before: float) -> float:
         got = len(claimed.claims)
-        if claimed.more:
-            self._backlog |= set(request.limits)
-        else:
-            self._backlog -= set(request.limits)
+        asked = set(request.limits)
+        # Of an executor that was not asked, full or resting, nothing is known: ask when a slot is free.
+        unknown = set(self._executors) - asked
+        self._backlog = (self._backlog | asked if claimed.more else self._backlog - asked) | unknown
+        self._learn_due(claimed, before if unknown else math.inf)
         limits, _ = self._limits()
         slots = sum(each.slots for each in self._executors.values()) or 1
         busy = sum(min(each.busy() + each.waiting(), each.slots) for each in self._executors.values())
-        due: list[float] = [each - time.monotonic() for each in self._local_due]
-        if claimed.next_due is not None and claimed.next_due != UNSCHEDULED:
-            due.append((claimed.next_due - claimed.now).total_seconds() + 0.001)
-        next_try = self.left_out.next_try()
-        if next_try is not None:
-            due.append(next_try)
         self.state, delay = next_delay(
             self.state,
             Observation(
@@ -284,11 +293,28 @@ class Poller:
                 woken=self._woken,
                 more_due=claimed.more,
                 elapsed=elapsed,
-                until_next_due=min(due, default=None),
+                until_next_due=self._until_due(),
             ),
             self._pace_settings,
         )
         return delay
+
+    def _learn_due(self, claimed: Claimed, before: float) -> None:
+        """Merge the store's answer with what was said since the claim was sent, and what it did not cover."""
+        now = time.monotonic()
+        due_at = before if before > now else math.inf
+        if claimed.next_due is not None and claimed.next_due != UNSCHEDULED:
+            due_at = min(due_at, now + (claimed.next_due - claimed.now).total_seconds() + 0.001)
+        with self._due_lock:
+            self._due_at = min(due_at, self._due_at)
+
+    def _until_due(self) -> float | None:
+        """Seconds until the next known due time, or until a left-out target may be asked for again."""
+        with self._due_lock:
+            due_at = self._due_at
+        waits = [due_at - time.monotonic()] if due_at != math.inf else []
+        next_try = self.left_out.next_try()
+        return min([*waits, next_try] if next_try is not None else waits, default=None)
 
     # -- capacity
 

@@ -30,10 +30,11 @@ from ratchet.domain.lifecycle import (
     Trigger,
     refusal,
 )
-from ratchet.domain.settlement import Change, Settlement, Submit
+from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import (
     CapabilityMissing,
     ConfigurationError,
+    ConflictError,
     DuplicateBusinessKey,
     StoreClosed,
     UsageError,
@@ -234,18 +235,20 @@ class MemoryStore(JobStore):
             return data.settle(settlement, data.now())
 
     def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
-        """See `JobStore.settle_many`."""
+        """See `JobStore.settle_many`; a job that cannot be submitted is a refusal of its entry alone."""
         data = self._data
-        may_raise = False  # past this check, only a key in use can
         for settlement in settlements:
             self._check(settlement)
-            if settlement.effects:
-                may_raise = may_raise or any(isinstance(effect, Submit) for effect in settlement.effects)
         with data.lock:
             now = data.now()
-            if may_raise:
-                return data.settle_all_or_none(settlements, now)
-            return [data.settle(settlement, now) for settlement in settlements]
+            answers: list[SettleAnswer] = []
+            for settlement in settlements:
+                try:
+                    answers.append(data.settle(settlement, now))
+                except (ConflictError, UsageError) as error:
+                    change = settlement.change
+                    answers.append(Refused(change.job_id, data.records[change.job_id.int].job(), str(error)))
+            return answers
 
     def _check(self, settlement: Settlement) -> None:
         change = settlement.change

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heapreplace
@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from ratchet.defaults.memory_reading import matches
-from ratchet.defaults.memory_records import TRANSIENT, Lane, Record, Wanted, is_offered
+from ratchet.defaults.memory_records import Lane, Record, Wanted, is_offered
 from ratchet.domain.job import Claim, NewJob
 from ratchet.domain.lifecycle import (
     CLAIMABLE,
@@ -242,55 +242,6 @@ class MemoryData:
                 )
         self.check_new(jobs, freed)
         return jobs
-
-    def settle_all_or_none(self, settlements: Sequence[Settlement], now: datetime) -> list[SettleAnswer]:
-        """`settle` each; if one raises, take back those before it."""
-        answers: list[SettleAnswer] = []
-        undo: list[Callable[[], None]] = []
-        try:
-            for settlement in settlements:
-                back = self._way_back(settlement, now)
-                answers.append(self.settle(settlement, now))
-                if isinstance(answers[-1], Settled):
-                    undo.append(back)
-        except BaseException:
-            for back in reversed(undo):
-                back()
-            raise
-        return answers
-
-    def _way_back(self, settlement: Settlement, now: datetime) -> Callable[[], None]:
-        record = self.records.get(settlement.change.job_id.int)
-        if record is None:
-            return lambda: None
-        fields = [(name, getattr(record, name)) for name in TRANSIENT]
-        ended = len(record.history or ())
-        key = record.business_key
-        holder = self.business.get(key) if key is not None else None
-
-        def back() -> None:
-            for effect in settlement.effects:
-                if isinstance(effect, Submit):
-                    self._withdraw(self.records[effect.job.id.int], now)
-                elif isinstance(effect, RunCallback):
-                    mine = self.callbacks[record.picked_by]
-                    del mine[record.key, record.claim_seq, effect.name]
-            if record.history is not None:
-                del record.history[ended:]
-            self.write(record, fields, now)
-            if key is not None and holder is not None:
-                self.business[key] = holder
-
-        return back
-
-    def _withdraw(self, record: Record, now: datetime) -> None:
-        """Take back a job that was inserted in the same unit."""
-        self.write(record, [("version", -1), ("status", Status.CANCELED)], now)  # out of its lane
-        self.remove(record)
-        if record.business_key is not None:
-            self.business.pop(record.business_key, None)
-        if record.new.idempotency_key is not None:
-            del self.idempotency[record.new.idempotency_key]
 
     # -- claiming
 

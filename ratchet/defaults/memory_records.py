@@ -161,11 +161,6 @@ class Record:
         )
 
 
-TRANSIENT: Final = tuple(
-    name for name in Record.__slots__ if name not in {"new", "key", "is_batch_parent", "history"}
-)
-"""The fields of a record that a rollback restores."""
-
 Entry: TypeAlias = tuple[datetime, int, int, Record]
 """(due time, id, version, record): valid while the record still has that version."""
 Wanted: TypeAlias = Callable[[Record], bool]

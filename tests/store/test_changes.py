@@ -269,35 +269,46 @@ def test_not_replaceable(store: JobStore, driver: Driver, status: Status) -> Non
     assert store.get(new.id) is None
 
 
-def test_term_04_a_list_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
-    """If one entry of settle_many raises, no entry was applied: no field, key, history row or callback."""
+def test_term_04_a_settlement_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
+    """If one effect cannot be resolved nothing is written: no field, key, history row, job or callback."""
     driver.drive(Status.WAITING, business_key="held")
-    jobs = [driver.drive(Status.RUNNING, business_key=f"k{n}") for n in range(3)]
-    old = driver.drive(Status.PENDING, business_key="old")
-    before = (store.counts(), [store.get(job.id) for job in (*jobs, old)])
-    first, second = new_job(idempotency_key="i"), new_job(business_key="held")
-    settlements = [
-        Settlement(
-            Change(Trigger.SUCCEED, jobs[0].id, claim_seq=1, result="1"),
-            (RunCallback("on_success", "m:f", "1"),),
-        ),
-        Settlement(Change(Trigger.RETRY, jobs[1].id, claim_seq=1, error="e", delay=timedelta())),
-        Settlement(Change(Trigger.REPLACE, old.id, superseded_by=first.id), (Submit(first),)),
-        Settlement(Change(Trigger.FAIL, jobs[2].id, claim_seq=1, error="e"), (Submit(second),)),
-    ]
+    job = driver.drive(Status.RUNNING, business_key="k")
+    first, second = new_job(idempotency_key="i", tags=frozenset({"t"})), new_job(business_key="held")
+    effects = (RunCallback("on_success", "m:f", "1"), Submit(first), Submit(second))
+    change = Change(Trigger.SUCCEED, job.id, claim_seq=1, result="1")
+    before = store.counts()
     with pytest.raises(DuplicateBusinessKey):
-        store.settle_many(settlements)
-    assert (store.counts(), [store.get(job.id) for job in (*jobs, old)]) == before
+        store.settle(Settlement(change, effects))
+    assert driver.job(job.id) == job
+    assert store.counts() == before
     assert list(store.get_many([first.id, second.id])) == []
     assert store.find_by_key(idempotency="i") is None
-    assert [list(store.history(job.id)) for job in jobs] == [[], [], []]
-    assert [by_business_key(store, f"k{n}") for n in range(3)] == [job.id for job in jobs]
-    assert by_business_key(store, "old") == old.id
+    assert store.count(Selection(tags=frozenset({"t"}))) == 0
+    assert list(store.history(job.id)) == []
+    assert by_business_key(store, "k") == job.id
     assert list(store.take_callbacks("x", grace=timedelta(), limit=9)) == []
-    assert sorted(store.held("node-1")) == sorted((job.id, 1) for job in jobs)
-    assert ids(driver.claim().claims) == [old.id]
-    answers = store.settle_many(settlements[:2])
-    assert all(isinstance(answer, Settled) for answer in answers)
+    assert list(store.held("node-1")) == [(job.id, 1)]
+    driver.settle(Trigger.SUCCEED, job.id, *effects[:2], claim_seq=1, result="1")
+    assert driver.status(first.id) is Status.PENDING
+    assert len(store.take_callbacks("x", grace=timedelta(), limit=9)) == 1
+
+
+@pytest.mark.parametrize("taken", ["business", "idempotency"])
+def test_in_a_list_a_conflict_is_one_refusal(store: JobStore, driver: Driver, taken: str) -> None:
+    """An entry of settle_many whose job cannot be submitted is refused; the outcomes beside it are kept."""
+    driver.drive(Status.WAITING, business_key="held", idempotency_key="held")
+    jobs = [driver.drive(Status.RUNNING) for _ in range(3)]
+    new = new_job(business_key="held") if taken == "business" else new_job(idempotency_key="held")
+    settlements = [
+        Settlement(Change(Trigger.SUCCEED, job.id, claim_seq=1, result="1"), effects)
+        for job, effects in zip(jobs, ((), (Submit(new),), (Submit(new_job()),)), strict=True)
+    ]
+    answers = store.settle_many(settlements)
+    assert [isinstance(answer, Settled) for answer in answers] == [True, False, True]
+    assert isinstance(answers[1], Refused)
+    assert answers[1].current == driver.job(jobs[1].id) == jobs[1]
+    assert store.get(new.id) is None
+    assert list(store.history(jobs[1].id)) == []
 
 
 def test_one_refused_entry_leaves_the_others(store: JobStore, driver: Driver) -> None:

@@ -241,6 +241,14 @@ def test_a_target_outside_the_policy_is_never_imported(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.parametrize("target", ["child_bodies:os.getpid", "child_bodies:asyncio.runners.run"])
+def test_no_name_leads_from_an_allowed_module_into_another(shared: Bench, target: str) -> None:
+    """What an allowed module imported is not allowed by that: the policy was asked about the module alone."""
+    reply = shared.run(body(target))
+    assert isinstance(reply, Refused)
+    assert reply.kind == "policy"
+
+
 @pytest.mark.parametrize(
     "target", ["child_bodies:gone", "child_bodies.gone:run", "child_bodies:Till.open", "child_bodies:HERE"]
 )

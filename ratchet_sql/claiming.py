@@ -39,25 +39,24 @@ class Choice:
 
 def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claimed:
     """See `ratchet.spi.store.JobStore.claim`; `backlog`: something is known to be due."""
-    limits = {
-        name: min(n, request.limit) for name, n in request.limits.items() if n > 0 and request.limit > 0
-    }
+    limit = max(request.limit, 0)
+    limits = {name: min(n, limit) for name, n in request.limits.items() if n > 0}
     if not limits:
-        return Claimed((), more=False, next_due=None, now=from_ms(database.now_ms()))
+        return Claimed([], more=False, next_due=None, now=from_ms(database.now_ms()))
     statement, parameters = _look(request, limits)
     if not backlog:
         database.check_file()
         now = database.now_ms()
         choice = choose(json.loads(database.read(statement, parameters)), request, limits, now)
         if not choice.ids:
-            return Claimed((), more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
+            return Claimed([], more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
 
     def work(execute: Execute, now: int) -> Claimed:
         found = json.loads(execute(statement, parameters).fetchone()[0])
         chosen = choose(found, request, limits, now)
         picked_at = from_ms(now)
         if not chosen.ids:
-            return Claimed((), more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
+            return Claimed([], more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
         ids = {"ids": dumps(chosen.ids)}
         execute(sql.CLAIM, {**ids, "now": now, "incarnation": request.incarnation})
         database.step("claimed")

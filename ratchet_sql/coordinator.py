@@ -51,7 +51,7 @@ class SqliteCoordinator:
     def notify(self, hint: Hint) -> None:
         """Nothing to do: the commit that made the work is what the others see."""
 
-    def watch(self, active: bool) -> None:  # noqa: FBT001 - the protocol's signature
+    def watch(self, active: bool) -> None:
         """Look (True) or rest (False)."""
         if active:
             self._active.set()

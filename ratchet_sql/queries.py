@@ -264,7 +264,7 @@ def requeue_where(database: Database, selection: Selection, limit: int, on_confl
     """See `ratchet.spi.store.JobStore.apply_where`."""
     row = ROWS[Trigger.REQUEUE]
     if selection.statuses and not selection.statuses & set(row.sources):
-        return Selected((), {}, from_ms(database.now_ms()))
+        return Selected([], {}, from_ms(database.now_ms()))
     where = [*conditions(selection), or_(*[is_status(status) for status in row.sources])]
     narrowed = select(job.c.id, job.c.business_key).where(*where).order_by(job.c.id)
 

@@ -40,7 +40,7 @@ def recover(database: Database, request: RecoverRequest) -> Recovery:
     exhausted = [_orphan(job, job.crash_count) for job in found if job.crash_count >= request.crash_budget]
     below = [job for job in found if job.crash_count < request.crash_budget]
     if not below:
-        return Recovery((), exhausted, more)
+        return Recovery([], exhausted, more)
     database.step("orphans selected")
     errors: list[str] = []
     recovered: list[Orphan] = []
@@ -53,7 +53,7 @@ def recover(database: Database, request: RecoverRequest) -> Recovery:
                 recovered += _take_back(database, [job])
             except StoreError as error:
                 errors.append(f"job {job.id}, claim {job.claim_seq}: {error}")
-    return Recovery(recovered, exhausted, more, errors)
+    return Recovery(recovered, exhausted, more, tuple(errors))
 
 
 def _orphans(database: Database, request: RecoverRequest) -> list[GuardRow]:

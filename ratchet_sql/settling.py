@@ -13,12 +13,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from ratchet.domain.job import NewJob
-from ratchet.domain.lifecycle import ROWS, SETTLED, Status, Trigger, assign, execution, refusal
+from ratchet.domain.lifecycle import ROWS, SETTLED, BusinessKey, Status, Trigger, assign, execution, refusal
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
 from ratchet.errors import (
     CapabilityMissing,
-    ConflictError,
     DuplicateBusinessKey,
     StorePermanentError,
     UsageError,
@@ -27,7 +25,7 @@ from ratchet.spi.store import Applied, Refused, SettleAnswer, Settled
 from ratchet_sql import rendered as sql
 from ratchet_sql.connection import Database, Execute
 from ratchet_sql.rows import GuardRow, Stored, column_value, dumps, execution_row, from_ms, job_from
-from ratchet_sql.submission import business_holders, insert_rows, submit_in
+from ratchet_sql.submission import business_holders, insert_rows, submitted_rows
 from ratchet_sql.transitions import data_columns
 
 SETTLES: Final = frozenset(
@@ -120,7 +118,10 @@ class Group:
 def settle_many(
     database: Database, settlements: Sequence[Settlement], *, raise_conflicts: bool = False
 ) -> list[SettleAnswer]:
-    """See `ratchet.spi.store.JobStore.settle_many`; `raise_conflicts` as `settle` wants it."""
+    """See `ratchet.spi.store.JobStore.settle_many`.
+
+    An entry whose job cannot be submitted is a refusal; with `raise_conflicts` (`settle`) it raises.
+    """
     if not settlements:
         return []
 
@@ -166,16 +167,13 @@ def _settle_wave(
             continue
         reason = refusal(job, change, now)
         submitted: list[Stored] = []
-        if reason is None:
-            for effect in settlement.effects:
-                if isinstance(effect, Submit):
-                    row, conflict = _submission(execute, effect.job, change.trigger, job, now_ms)
-                    if conflict is not None:
-                        if raise_conflicts:
-                            raise conflict
-                        reason = str(conflict)
-                    elif row is not None:
-                        submitted.append(row)
+        if reason is None and settlement.effects:
+            try:
+                submitted = _submissions(execute, settlement, job, now_ms)
+            except ConflictError as conflict:
+                if raise_conflicts:
+                    raise
+                reason = str(conflict)
         if reason is not None:
             answers.append(Refused(job_id, read_job(execute, job.id), reason))
             continue
@@ -192,16 +190,18 @@ def _settle_wave(
     return answers
 
 
-def _submission(
-    execute: Execute, new: NewJob, trigger: Trigger, job: GuardRow, now_ms: int
-) -> tuple[Stored | None, ConflictError | None]:
-    frees = bool(set(ROWS[trigger].targets) & SETTLED)
-    return submit_in(
+def _submissions(execute: Execute, settlement: Settlement, job: GuardRow, now_ms: int) -> list[Stored]:
+    """The rows of the jobs that a settlement submits; a conflict with a stored job or among them raises."""
+    new = [effect.job for effect in settlement.effects if isinstance(effect, Submit)]
+    if not new:
+        return []
+    row = ROWS[settlement.change.trigger]
+    return submitted_rows(
         execute,
         new,
         now_ms,
-        takes_over=job.business_key if trigger is Trigger.REPLACE else None,
-        holder=job.id if frees else "",
+        takes_over=job.business_key if row.business_key is BusinessKey.MOVED else None,
+        freed_by=job.id if set(row.targets) <= SETTLED else None,
     )
 
 

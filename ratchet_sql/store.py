@@ -146,7 +146,7 @@ class SqliteStore:
         return settling.settle_many(self.database, [settlement], raise_conflicts=True)[0]
 
     def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
-        """`settle` for each, in one commit; a conflict is a refusal of that entry."""
+        """`settle` for each, in order, all in one commit; a conflict is a refusal of that entry."""
         settling.check(settlements, _CAPABILITIES)
         return settling.settle_many(self.database, settlements)
 

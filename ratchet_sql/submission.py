@@ -128,30 +128,44 @@ def insert_rows(execute: Execute, rows: Sequence[Stored]) -> None:
         execute(sql.INSERT_KEYS, {"rows": dumps(keys)})
 
 
-def submit_in(
-    execute: Execute, new: NewJob, now_ms: int, *, takes_over: str | None, holder: str
-) -> tuple[Stored, None] | tuple[None, DuplicateBusinessKey | DuplicateIdempotencyKey]:
-    """The row of a job that a settlement submits, or why it cannot be submitted; nothing is written.
+def submitted_rows(
+    execute: Execute, jobs: Sequence[NewJob], now_ms: int, *, takes_over: str | None, freed_by: str | None
+) -> list[Stored]:
+    """The rows of jobs that a settlement submits, in the order of INSERT_COLUMNS; nothing is written.
 
     Args:
         execute: the settlement's unit.
-        new: the job.
+        jobs: at least one.
         now_ms: store time.
-        takes_over: the business key it gets if it names none.
-        holder: the id of the job that settles in this unit: a key that it holds is free.
+        takes_over: the business key for the one that names none.
+        freed_by: the id of the job that settles in this unit: a key that it holds is free.
+
+    Raises:
+        DuplicateIdempotencyKey: a key is taken.
+        DuplicateBusinessKey: a key is held by another job.
     """
-    if new.idempotency_key is not None:
-        original = idempotency_holders(execute, [new.idempotency_key]).get(new.idempotency_key)
-        if original is not None:
-            return None, DuplicateIdempotencyKey(
-                f"the idempotency key {new.idempotency_key!r} belongs to job {original[0]} for ever"
-            )
-    key = new.business_key if new.business_key is not None else takes_over
-    if key is not None:
-        held = business_holders(execute, [key]).get(key)
-        if held is not None and str(held[0]) != holder:
-            return None, DuplicateBusinessKey({key: held[0]})
-    return new_row(new, from_ms(now_ms), now_ms, key)[0], None
+    originals = idempotency_holders(
+        execute, (j.idempotency_key for j in jobs if j.idempotency_key is not None)
+    )
+    keys = [j.business_key if j.business_key is not None else takes_over for j in jobs]
+    holders = business_holders(execute, (key for key in keys if key is not None))
+    now = from_ms(now_ms)
+    rows: list[Stored] = []
+    for new, key in zip(jobs, keys, strict=True):
+        if new.idempotency_key is not None:
+            if new.idempotency_key in originals:
+                original, _ = originals[new.idempotency_key]
+                raise DuplicateIdempotencyKey(
+                    f"the idempotency key {new.idempotency_key!r} belongs to job {original} for ever"
+                )
+            originals[new.idempotency_key] = (new.id, new.start)
+        if key is not None:
+            holder, _ = holders.get(key, (None, None))
+            if holder is not None and str(holder) != freed_by:
+                raise DuplicateBusinessKey({key: holder})
+            holders[key] = (new.id, new.start)
+        rows.append(new_row(new, now, now_ms, key)[0])
+    return rows
 
 
 def idempotency_holders(execute: Execute, keys: Iterable[str]) -> dict[str, tuple[UUID, Status | None]]:

@@ -17,6 +17,7 @@ from ratchet.domain.lifecycle import ROWS, SETTLED, BusinessKey, Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
 from ratchet.errors import (
     CapabilityMissing,
+    ConflictError,
     DuplicateBusinessKey,
     StorePermanentError,
     UsageError,

@@ -11,6 +11,12 @@ from typing import Final, NoReturn
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
+
+# How long one example takes says nothing on a busy machine. Under CI hypothesis loads a profile of its own.
+settings.register_profile("patient", deadline=None)
+if "CI" not in os.environ:
+    settings.load_profile("patient")
 
 NOT_RUN: Final = "NOT RUN: "
 NOT_YET: Final = "NOT YET: "

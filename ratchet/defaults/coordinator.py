@@ -14,7 +14,7 @@ class LocalCoordinator:
     def notify(self, hint: Hint) -> None:
         """Nobody to tell."""
 
-    def watch(self, active: bool) -> None:  # noqa: FBT001 - the SPI's one positional flag
+    def watch(self, active: bool) -> None:
         """Nothing to watch."""
 
     def close(self) -> None:

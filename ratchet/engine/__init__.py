@@ -1,1 +1,1 @@
-"""engine"""
+"""The running node: from claim to settlement."""

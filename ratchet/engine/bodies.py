@@ -19,6 +19,7 @@ from ratchet.domain.outcome import (
     failed,
     failed_for_good,
     poisoned,
+    released,
     succeeded,
 )
 from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline
@@ -80,7 +81,7 @@ class Bodies:
         service = target.service if target is not None else None
         if target is not None and target.is_async:  # a job stored for threads whose function became async
             coroutine = call
-            call = lambda: asyncio.run(coroutine())  # noqa: E731
+            call = lambda: asyncio.run(coroutine())
         try:
             # An empty context of its own: nothing of one job's context is visible to the next.
             result = contextvars.Context().run(self._bound, attempt, service, call)
@@ -135,7 +136,7 @@ class Bodies:
         attempt: Attempt,
         result: object,
         error: BaseException | None,
-        cancel_was_ours: bool,  # noqa: FBT001
+        cancel_was_ours: bool,
     ) -> None:
         """The body on the loop has ended."""
         if error is not None:
@@ -149,7 +150,7 @@ class Bodies:
 
     def in_process(self, attempt: Attempt) -> None:
         """Execute in the child process of this thread's slot."""
-        from ratchet.engine.child_wire import BodyRequest  # noqa: PLC0415 - only nodes with process slots
+        from ratchet.engine.child_wire import BodyRequest
 
         self._settler.wait_for_room()
         pipeline, claim = self._pipeline, attempt.claim
@@ -192,7 +193,7 @@ class Bodies:
         return child
 
     def _from_reply(self, attempt: Attempt, reply: BodyReply) -> Ended:
-        from ratchet.engine.child_wire import Died, Raised, Refused, Returned  # noqa: PLC0415
+        from ratchet.engine.child_wire import Died, Raised, Refused, Returned
 
         pipeline, now = self._pipeline, time.monotonic()
         ran = timedelta(seconds=now - (attempt.started or now))
@@ -205,6 +206,9 @@ class Bodies:
                 return self._from_raised(attempt, reply, now - reply.age)
             case Refused():
                 outcome = _refused(reply.kind, reply.message)
+            case Died() if not reply.started:  # the body certainly did not begin: nothing is charged
+                log.error("a child process could not take a job: %s", reply.description)
+                outcome = released("the child process did not start")
             case Died():
                 error = JobError("ProcessDied", reply.description)
                 outcome = failed(str(error), ran)

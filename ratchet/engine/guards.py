@@ -57,7 +57,7 @@ class Loop:
             try:
                 delay = self._step()
                 self.failures = 0
-            except Exception as error:  # noqa: BLE001 - the loop outlives whatever a store raises
+            except Exception as error:
                 self.failures += 1
                 delay = min(1.0, 0.1 * 2 ** min(self.failures, 4))
                 if self.failures & (self.failures - 1) == 0:

@@ -343,7 +343,7 @@ class Poller:
                 ahead[name] = max(take - max(free, 0), 0)
         return limits, ahead
 
-    def _tell_watcher(self, active: bool) -> None:  # noqa: FBT001
+    def _tell_watcher(self, active: bool) -> None:
         if active is not self._watching:
             self._watching = active
             self._watch(active)

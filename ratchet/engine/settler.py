@@ -140,7 +140,7 @@ class Settler:
                     settlements = _older(settlements, time.monotonic() - since)
                     since = time.monotonic()
                 return self._store.settle_many(settlements)
-            except Exception as error:  # noqa: BLE001 - a third party's store; the outcome is kept whatever it raises
+            except Exception as error:
                 if not isinstance(error, StoreError):
                     if len(settlements) > 1:  # one bad entry must not hold up the others
                         return [answer for each in settlements for answer in self._commit([each], since)]
@@ -157,7 +157,7 @@ class Settler:
 
 def _older(settlements: list[Settlement], seconds: float) -> list[Settlement]:
     """The same settlements, their bodies' ends `seconds` further in the past."""
-    from dataclasses import replace  # noqa: PLC0415 - only after a failure
+    from dataclasses import replace
 
     more = timedelta(seconds=seconds)
     return [replace(each, change=replace(each.change, age=each.change.age + more)) for each in settlements]

@@ -293,7 +293,7 @@ def split_unloaded(func: Callable[..., Any]) -> tuple[str, str, bool]:
 
 
 def _target(text: str, func: Callable[..., Any], *, needs_service: bool = False) -> Target:
-    from ratchet.defaults.signature import CallSignature  # noqa: PLC0415 - keeps pydantic off the import path
+    from ratchet.defaults.signature import CallSignature
 
     plain = getattr(func, "__func__", func)
     owner = getattr(func, "__self__", None)

@@ -43,7 +43,7 @@ def work(number: int, milliseconds: int) -> int:
 
 def main() -> None:
     """Work until SIGTERM."""
-    import signal  # noqa: PLC0415
+    import signal
 
     url, threads = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(

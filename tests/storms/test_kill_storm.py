@@ -116,7 +116,7 @@ def test_books_balance_after_kills_and_stops(
 ) -> None:
     """5,000 jobs, a signal a second: every job settles, no claim runs twice, no stale write is applied."""
     monkeypatch.syspath_prepend(str(HERE))
-    import storm_jobs  # noqa: PLC0415
+    import storm_jobs
 
     url = f"sqlite:///{tmp_path / 'storm.db'}"
     jobs = scaled(5000, least=400)

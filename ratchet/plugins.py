@@ -53,7 +53,8 @@ def store_plugin(url: str) -> StorePlugin:
     except ImportError as error:
         extra = EXTRAS.get(scheme, scheme)
         raise MissingExtra(
-            f"the store for {scheme}:// cannot be loaded ({error}); install it with: pip install 'ratchet-jobs[{extra}]'"
+            f"the store for {scheme}:// cannot be loaded ({error}); "
+            f"install it with: pip install 'ratchet-jobs[{extra}]'"
         ) from error
     if not isinstance(plugin, StorePlugin):
         raise ConfigurationError(f"entry point {point.value!r} for {scheme}:// has no open(url, ...)")

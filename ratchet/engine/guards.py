@@ -187,7 +187,7 @@ class Watchdog:
 
 
 class Custody:
-    """Once a second: do the store and this node agree on what the node holds? (section 5)"""
+    """Once a second: do the store and this node agree on what the node holds (section 5)."""
 
     UNKNOWN_FOR: Final = 10.0
 

@@ -144,8 +144,9 @@ class Settler:
                 if not isinstance(error, StoreError):
                     if len(settlements) > 1:  # one bad entry must not hold up the others
                         return [answer for each in settlements for answer in self._commit([each], since)]
-                    log.error("the outcome of job %s is refused by the store itself", settlements[0].change.job_id,
-                              exc_info=True)  # fmt: skip
+                    log.exception(
+                        "the store itself refuses the outcome of job %s", settlements[0].change.job_id
+                    )
                     return [Refused(settlements[0].change.job_id, None, "the store raised")]
                 failures += 1
                 if failures & (failures - 1) == 0:

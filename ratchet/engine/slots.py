@@ -291,7 +291,7 @@ class LoopSlots:
             try:
                 loop.call_soon_threadsafe(self._begin, attempt, call)
             except RuntimeError as error:  # the application closed its loop
-                self._ended(attempt, None, error, False)
+                self._ended(attempt, None, error, False)  # noqa: FBT003
                 self._done(attempt)
 
     def _begin(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.errors import RatchetError, TargetRefused, UnsupportedTarget
@@ -75,11 +75,11 @@ def _importable_main(what: str) -> str:
         return name.removesuffix(".__main__") if name.endswith(".__main__") and not spec.origin else name
     path = getattr(main, "__file__", None)
     if path is not None:
-        path = os.path.realpath(path)
+        file = Path(path).resolve()
         for entry in sys.path:
-            root = os.path.realpath(entry or os.getcwd())
-            if path.startswith(root + os.sep) and path.endswith(".py"):
-                parts = path[len(root) + 1 : -3].split(os.sep)
+            root = Path(entry).resolve()
+            if file.is_relative_to(root) and file.suffix == ".py":
+                parts = file.relative_to(root).with_suffix("").parts
                 if all(part.isidentifier() for part in parts):
                     return ".".join(parts)
     raise UnsupportedTarget(

@@ -19,6 +19,7 @@ from ratchet import Backoff, JobOptions, Scheduler, Status
 from ratchet.domain.lifecycle import Trigger
 
 HERE = Path(__file__).parent
+pytestmark = pytest.mark.storm
 THREADS = 4
 GRACE = 3.0
 

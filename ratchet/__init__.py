@@ -2,11 +2,11 @@
 executed, retried, observed, and never lost.
 
     >>> from ratchet import Scheduler
-    >>> scheduler = Scheduler.from_url("memory://", allow=["operator"])
-    >>> import operator
+    >>> scheduler = Scheduler.from_url("memory://", allow=["textwrap"])
+    >>> import textwrap
     >>> with scheduler:
-    ...     scheduler.enqueue(operator.add, 2, 3).submit().result(timeout=10)
-    5
+    ...     scheduler.enqueue(textwrap.indent, "rows", "> ").submit().result(timeout=10)
+    '> rows'
 """
 
 import importlib

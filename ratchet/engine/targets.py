@@ -72,7 +72,7 @@ def _importable_main(what: str) -> str:
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in ("__main__", ""):
         name: str = spec.name
-        return name.removesuffix(".__main__") if name.endswith(".__main__") and not spec.origin else name
+        return name
     path = getattr(main, "__file__", None)
     if path is not None:
         file = Path(path).resolve()
@@ -243,21 +243,27 @@ class Targets:
         registered = self._by_text.get(text)
         if registered is not None:
             return registered
-        holder: Any = module
-        owner: Any = None
-        for part in name.split("."):
-            owner, holder = holder, getattr(holder, part, None)
-            if holder is None:
-                raise UnknownTarget(f"module {module_name!r} has no {name!r} here")
-            if inspect.ismodule(holder):  # shop.jobs:os.system would lead out of the policy
-                raise TargetRefused(f"{text} leads through another module, {holder.__name__!r}")
+        owner: object = module
+        *path, last = name.split(".")
+        for part in path:
+            owner = self._step(owner, part, text)
+        found = self._step(owner, last, text)
         if isinstance(owner, type):
-            static = inspect.getattr_static(owner, name.rpartition(".")[2])
+            static = inspect.getattr_static(owner, last)
             if not isinstance(static, (staticmethod, classmethod)) and inspect.isfunction(static):
                 return self._method(owner, static.__name__, text)
-        if not callable(holder):
+        if not callable(found):
             raise UnknownTarget(f"{text} is not callable here")
-        found: Callable[..., Any] = holder
+        return found
+
+    def _step(self, owner: object, part: str, text: str) -> Any:
+        """One name further; never into another module, nor to what an allowed module only imported."""
+        found: Any = getattr(owner, part, None)
+        if found is None:
+            raise UnknownTarget(f"{text} does not exist here: no {part!r}")
+        home = getattr(found, "__module__", None)
+        if inspect.ismodule(found) or (isinstance(home, str) and not self.policy.allows_module(home)):
+            raise TargetRefused(f"{text} leads to {home or part}, outside the target policy")
         return found
 
     def _method(self, cls: type, name: str, text: str) -> Callable[..., Any]:

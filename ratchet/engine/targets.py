@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ratchet.errors import RatchetError, TargetRefused, UnsupportedTarget
 
@@ -66,8 +67,8 @@ class Target:
 _REMEDY = "define it with `def` at the top level of a module, or as a method of a class there"
 
 
-def _importable_main(what: str) -> str:
-    """The importable name of the file that runs as ``__main__``."""
+def _main_name() -> str | None:
+    """The importable name of the file that runs as ``__main__``; None if it has none."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name not in ("__main__", ""):
@@ -82,6 +83,14 @@ def _importable_main(what: str) -> str:
                 parts = file.relative_to(root).with_suffix("").parts
                 if all(part.isidentifier() for part in parts):
                     return ".".join(parts)
+    return None
+
+
+def _importable_main(what: str) -> str:
+    """The importable name of ``__main__``, or the remedy."""
+    name = _main_name()
+    if name is not None:
+        return name
     raise UnsupportedTarget(
         f"{what} lives in __main__, which a worker cannot import; move it into a module, "
         "or run its file by `python file.py` or `python -m package.module`"
@@ -231,6 +240,8 @@ class Targets:
         if not colon:
             raise UnknownTarget(f"no job function is registered as {text!r} here")
         module = sys.modules.get(module_name)
+        if module is None and module_name == _main_name():
+            module = sys.modules["__main__"]  # not a second time under its other name
         if module is None:
             try:
                 module = importlib.import_module(module_name)
@@ -254,7 +265,7 @@ class Targets:
                 return self._method(owner, static.__name__, text)
         if not callable(found):
             raise UnknownTarget(f"{text} is not callable here")
-        return found
+        return cast("Callable[..., Any]", found)
 
     def _step(self, owner: object, part: str, text: str) -> Any:
         """One name further; never into another module, nor to what an allowed module only imported."""
@@ -262,7 +273,10 @@ class Targets:
         if found is None:
             raise UnknownTarget(f"{text} does not exist here: no {part!r}")
         home = getattr(found, "__module__", None)
-        if inspect.ismodule(found) or (isinstance(home, str) and not self.policy.allows_module(home)):
+        if home == "__main__":
+            home = _main_name()
+        led_out = isinstance(home, str) and not self.policy.allows_module(home)
+        if led_out or inspect.ismodule(found):
             raise TargetRefused(f"{text} leads to {home or part}, outside the target policy")
         return found
 
@@ -279,10 +293,8 @@ class Targets:
             if module is not None:
                 found, is_method = _find(module, func.__qualname__, text)
                 if is_method and found is func:
-                    owner: object = module
-                    for part in func.__qualname__.split(".")[:-1]:
-                        owner = getattr(owner, part)
-                    if isinstance(owner, type):
+                    holder = attrgetter(func.__qualname__.rpartition(".")[0])(module)
+                    if isinstance(holder, type):
                         return _target(text, self._method(owner, func.__name__, text))
         return _target(text, func)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import NewJob
@@ -34,11 +34,18 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _ZERO: Final = timedelta()
+Arguments: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
+"""One entry of `enqueue_many`: positional arguments, or keyword ones."""
+_State: TypeAlias = Literal["new", "tried", "submitted"]
 
 
 @dataclass(slots=True)
 class Draft:
-    """What a builder has gathered so far."""
+    """What a builder has gathered so far.
+
+    `id` is drawn when the draft is first encoded and kept: a submission whose answer got lost is recognised
+    when it is made again.
+    """
 
     target: Target
     args: tuple[Any, ...]
@@ -51,6 +58,7 @@ class Draft:
     idempotency_key: str | None = None
     business_key: str | None = None
     immediate: bool = False
+    id: UUID | None = None
 
 
 class Submission:
@@ -79,7 +87,7 @@ class Submission:
     def draft(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], defaults: JobOptions
     ) -> Draft:
-        """Begin: resolve the target and bind the arguments, so that a wrong call fails where it is written.
+        """Begin: find the target and bind the arguments, so that a wrong call fails where it is written.
 
         Raises:
             UnsupportedTarget, TargetRefused, ArgumentError: see there.
@@ -111,8 +119,10 @@ class Submission:
                 Capability.PERMIT,
                 f"resource {options.resource!r} is not configured: this store offers no permits",
             )
+        if draft.id is None:
+            draft.id = new_id()
         return NewJob(
-            id=new_id(),
+            id=draft.id,
             target=target.text,
             payload=payload,
             format=self._codec.format,
@@ -155,19 +165,18 @@ class Submission:
         return asked
 
 
-class JobBuilder(Generic[R]):
-    """One submission in the making. Every ``with_...`` changes it and answers it; `submit` stores it."""
+class BuilderWords:
+    """The vocabulary of a submission in the making: every ``with_...`` changes it and answers it.
 
-    __slots__ = ("_done", "_draft", "_site", "_submit")
+    What ends it (`submit`) is the subclass's: `JobBuilder` here, `ratchet.aio.AsyncJobBuilder` for asyncio.
+    """
 
-    def __init__(
-        self, draft: Draft, submit: Callable[[Draft, object | None], JobHandle[R]], depth: int = 2
-    ) -> None:
+    __slots__ = ("_draft", "_site", "_state")
+
+    def __init__(self, draft: Draft, site: str) -> None:
         self._draft = draft
-        self._submit = submit
-        self._done = False
-        frame = sys._getframe(depth)
-        self._site = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._site = site
+        self._state: _State = "new"
 
     # -- when
 
@@ -269,6 +278,42 @@ class JobBuilder(Generic[R]):
 
     # -- the end
 
+    def take(self) -> Draft:
+        """The draft, for a submission; after one that raised, the same builder may be submitted again."""
+        if self._state == "submitted":
+            raise UsageError("this builder has been submitted; make a new one")
+        self._state = "tried"
+        return self._draft
+
+    def mark_submitted(self) -> None:
+        """The draft is stored: this builder is spent."""
+        self._state = "submitted"
+
+    def __del__(self) -> None:
+        if getattr(self, "_state", None) == "new":
+            warnings.warn(
+                f"the job built at {self._site} was never submitted; end the chain with .submit()",
+                ResourceWarning,
+                stacklevel=2,
+                source=None,
+            )
+
+    def __repr__(self) -> str:
+        done = "submitted" if self._state == "submitted" else "not submitted"
+        return f"<{type(self).__name__} {self._draft.target.text} ({done})>"
+
+
+class JobBuilder(BuilderWords, Generic[R]):
+    """One submission in the making; `submit` stores it. Made by `Scheduler.enqueue` and `schedule`."""
+
+    __slots__ = ("_submit",)
+
+    def __init__(
+        self, draft: Draft, site: str, submit: Callable[[Draft, object | None], JobHandle[R]]
+    ) -> None:
+        super().__init__(draft, site)
+        self._submit = submit
+
     def submit(self, *, unit: object | None = None) -> JobHandle[R]:
         """Store the job.
 
@@ -279,32 +324,17 @@ class JobBuilder(Generic[R]):
         Raises:
             DuplicateBusinessKey: the key is held.
             PayloadError: something cannot travel.
-            StoreError: the store could not take it; nothing was stored, or the same call answers it.
+            StoreError: the store did not answer; calling `submit` again on this builder stores one job in all.
         """
-        if self._done:
-            raise UsageError("this builder has been submitted; make a new one")
-        handle = self._submit(self._draft, unit)
-        self._done = True
+        handle = self._submit(self.take(), unit)
+        self.mark_submitted()
         return handle
 
-    def take(self) -> Draft:
-        """The draft, for `replace`, which submits it itself."""
-        if self._done:
-            raise UsageError("this builder has been submitted; make a new one")
-        self._done = True
-        return self._draft
 
-    def __del__(self) -> None:
-        if not getattr(self, "_done", True):
-            warnings.warn(
-                f"the job built at {self._site} was never submitted; end the chain with .submit()",
-                ResourceWarning,
-                stacklevel=2,
-                source=None,
-            )
-
-    def __repr__(self) -> str:
-        return f"<JobBuilder {self._draft.target.text} ({'submitted' if self._done else 'not submitted'})>"
+def call_site(depth: int = 2) -> str:
+    """``file:line`` of the application's call, for the warning about a builder that was thrown away."""
+    frame = sys._getframe(depth)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def check_key(what: str, key: str) -> None:
@@ -348,10 +378,29 @@ def check_when(when: timedelta | datetime) -> tuple[timedelta | None, datetime |
 
 def as_arguments(entry: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """One entry of `enqueue_many`: a tuple of positional arguments, or a dict of keyword ones."""
-    if isinstance(entry, dict):
-        return (), entry
+    if isinstance(entry, Mapping):
+        return (), dict(entry)
     if isinstance(entry, (tuple, list)):
         return tuple(entry), {}
     raise UsageError(
         f"enqueue_many takes one tuple of arguments per job, like [(1,), (2,)], not {type(entry).__name__}"
     )
+
+
+def key_of(
+    what: str,
+    make: Callable[..., str | None] | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> str | None:
+    """The key that `make` answers for these arguments."""
+    if make is None:
+        return None
+    if isinstance(make, str):
+        raise UsageError(
+            f"one {what} cannot serve several jobs; give a function of their arguments, like 'k-{{0}}'.format"
+        )
+    key = make(*args, **kwargs)
+    if key is not None:
+        check_key(what, key)
+    return key

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
-from ratchet.builder import Draft, JobBuilder, Submission, as_arguments, check_when
+from ratchet.builder import (
+    Arguments,
+    Draft,
+    JobBuilder,
+    Submission,
+    as_arguments,
+    call_site,
+    check_when,
+    key_of,
+)
 from ratchet.defaults.coordinator import LocalCoordinator
 from ratchet.defaults.policy import PrefixPolicy
 from ratchet.defaults.resilience import PassThrough
@@ -20,13 +30,14 @@ from ratchet.defaults.retry import DefaultRetryPolicy
 from ratchet.domain.events import (
     JobCanceled,
     JobCanceling,
+    JobEvent,
     JobPaused,
     JobRequeued,
     JobResumed,
     JobsBulkRetried,
 )
 from ratchet.domain.job import Job, NewJob
-from ratchet.domain.lifecycle import REPLACEABLE, Status, Trigger
+from ratchet.domain.lifecycle import CANCELABLE, REPLACEABLE, Status, Trigger
 from ratchet.domain.options import JobOptions, OptionWords
 from ratchet.domain.priority import Priority
 from ratchet.domain.settlement import Change, Settlement, Submit
@@ -76,6 +87,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("ratchet")
+_ZERO = timedelta()
 
 
 class Scheduler:
@@ -109,8 +121,8 @@ class Scheduler:
         services: ServiceResolver | None = None,
         coordinator: ClusterCoordinator | None = None,
     ) -> None:
-        from ratchet.defaults.codec import JsonCodec  # noqa: PLC0415 - keeps `import ratchet` light
-        from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize  # noqa: PLC0415
+        from ratchet.defaults.codec import JsonCodec
+        from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize
 
         self.store = store
         self.settings = Settings() if settings is None else settings
@@ -125,14 +137,15 @@ class Scheduler:
         self._sanitize = partial(safe_sanitize, self.sanitizer)
         self.retry_policy = retry_policy or DefaultRetryPolicy()
         self.resilience = resilience or PassThrough()
-        self._coordinator = coordinator
+        self._given_coordinator = coordinator
+        self._speaker: ClusterCoordinator | None = None
+        self._job_defaults: dict[str, JobOptions] = {}
         self._bus, self._waiters = Bus(), Waiters()
         self._submission = Submission(
             self.targets, self.codec, self.settings, lambda: self.store.capabilities
         )
         self._node: Node | None = None
         self._node_pid = 0
-        self.query = JobQuery(store, self.codec)
         _check_capabilities(store)
 
     @classmethod
@@ -170,7 +183,7 @@ class Scheduler:
     def job(self, func: F, /) -> F: ...
     @overload
     def job(
-        self, *, name: str | None = None, aliases: Sequence[str] = (), **options: Unpack[OptionWords]
+        self, /, *, name: str | None = None, aliases: Sequence[str] = (), **options: Unpack[OptionWords]
     ) -> Callable[[F], F]: ...
 
     def job(
@@ -180,7 +193,7 @@ class Scheduler:
         *,
         name: str | None = None,
         aliases: Sequence[str] = (),
-        **options: Any,
+        **options: Unpack[OptionWords],
     ) -> Any:
         """Register a function as a job, with defaults for its options; it stays an ordinary function.
 
@@ -189,21 +202,16 @@ class Scheduler:
             aliases: further names under which jobs stored earlier find it.
             options: keywords of `JobOptions`.
         """
-        defaults = JobOptions.of(options)
+        defaults = JobOptions.of(cast("Mapping[str, Any]", options))
 
         def register(function: F) -> F:
             text = self.targets.register(function, name, tuple(aliases))
             for each in {text, *aliases}:
                 self._own_policy.add_target(each, function.__module__)
-            self._defaults[text] = defaults
+            self._job_defaults[text] = defaults
             return function
 
         return register if func is None else register(func)
-
-    @property
-    def _defaults(self) -> dict[str, JobOptions]:
-        known: dict[str, JobOptions] = self.__dict__.setdefault("_job_defaults", {})
-        return known
 
     def register(self, service: object, cls: type | None = None) -> None:
         """Register an object (or a class or factory for it) whose methods are jobs."""
@@ -227,7 +235,7 @@ class Scheduler:
             UnsupportedTarget, TargetRefused, ArgumentError: `func` cannot be a job, may not be, or cannot be
                 called so.
         """
-        return JobBuilder(self._draft(func, args, kwargs), self._submit)
+        return JobBuilder(self._draft(func, args, kwargs), call_site(), self._submit)
 
     @overload
     def enqueue_now(
@@ -264,69 +272,155 @@ class Scheduler:
         Raises:
             UsageError: a naive datetime.
         """
-        delay, at = check_when(when)
-        draft = self._draft(func, args, kwargs)
-        draft.delay, draft.at = delay, at
-        return JobBuilder(draft, self._submit)
+        return JobBuilder(self._scheduled(when, func, args, kwargs), call_site(), self._submit)
 
+    @overload
+    def enqueue_many(
+        self,
+        func: Callable[..., Coroutine[Any, Any, R]],
+        arguments: Iterable[Arguments],
+        *,
+        options: JobOptions | None = None,
+        idempotency_key: Callable[..., str | None] | None = None,
+        business_key: Callable[..., str | None] | None = None,
+        unit: object | None = None,
+    ) -> list[JobHandle[R]]: ...
+    @overload
     def enqueue_many(
         self,
         func: Callable[..., R],
-        arguments: Iterable[tuple[Any, ...] | Mapping[str, Any]],
+        arguments: Iterable[Arguments],
         *,
         options: JobOptions | None = None,
+        idempotency_key: Callable[..., str | None] | None = None,
+        business_key: Callable[..., str | None] | None = None,
         unit: object | None = None,
-    ) -> list[JobHandle[R]]:
+    ) -> list[JobHandle[R]]: ...
+
+    def enqueue_many(
+        self,
+        func: Callable[..., Any],
+        arguments: Iterable[Arguments],
+        *,
+        options: JobOptions | None = None,
+        idempotency_key: Callable[..., str | None] | None = None,
+        business_key: Callable[..., str | None] | None = None,
+        unit: object | None = None,
+    ) -> list[JobHandle[Any]]:
         """Submit `func` once per entry, all or none.
 
         Args:
             func: the job function.
             arguments: per job a tuple of positional or a dict of keyword arguments.
             options: for all of them.
+            idempotency_key, business_key: called with the arguments of each job, answers its key (or None),
+                like ``business_key="invoice-{0}".format``.
             unit: the caller's open transaction, where the store can join it.
+
+        Returns:
+            A handle per entry, in order; `created=False` where an idempotency key was taken.
+
+        Raises:
+            UsageError, PayloadError: an entry does not fit; nothing is stored.
+            DuplicateBusinessKey: a key is held, or occurs twice; nothing is stored.
         """
-        jobs: list[NewJob] = []
-        for entry in arguments:
-            args, kwargs = as_arguments(entry)
-            draft = self._draft(func, args, dict(kwargs))
-            if options is not None:
-                draft.options = options
-            jobs.append(self._submission.encode(draft))
-        answers = self.store.insert(jobs, unit=unit)
-        self._inserted(jobs, immediate=False)
-        return [self._handle(answer.id, created=answer.created) for answer in answers]
+        drafts = self._drafts(func, arguments, options, idempotency_key, business_key)
+        return self._insert(drafts, unit)
+
+    def submit_many(
+        self, builders: Iterable[JobBuilder[Any]], *, unit: object | None = None
+    ) -> list[JobHandle[Any]]:
+        """Submit several builders, of different functions if need be, all or none.
+
+        Raises:
+            As `enqueue_many`; every builder can be submitted again then.
+        """
+        builders = list(builders)
+        if len({id(each) for each in builders}) < len(builders):
+            raise UsageError("submit_many was given the same builder twice; make one per job")
+        handles = self._insert([each.take() for each in builders], unit)
+        for each in builders:
+            each.mark_submitted()
+        return handles
 
     def _draft(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         draft = self._submission.draft(func, args, kwargs, JobOptions())
-        draft.defaults = self._defaults.get(draft.target.text, draft.defaults)
+        draft.defaults = self._job_defaults.get(draft.target.text, draft.defaults)
         return draft
 
+    def _scheduled(
+        self,
+        when: timedelta | datetime,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Draft:
+        delay, at = check_when(when)
+        draft = self._draft(func, args, kwargs)
+        draft.delay, draft.at = delay, at
+        return draft
+
+    def _drafts(
+        self,
+        func: Callable[..., Any],
+        arguments: Iterable[Arguments],
+        options: JobOptions | None,
+        idempotency_key: Callable[..., str | None] | None,
+        business_key: Callable[..., str | None] | None,
+    ) -> list[Draft]:
+        drafts: list[Draft] = []
+        for entry in arguments:
+            args, kwargs = as_arguments(entry)
+            draft = self._draft(func, args, kwargs)
+            if options is not None:
+                draft.options = options
+            draft.idempotency_key = key_of("idempotency key", idempotency_key, args, kwargs)
+            draft.business_key = key_of("business key", business_key, args, kwargs)
+            drafts.append(draft)
+        return drafts
+
     def _submit(self, draft: Draft, unit: object | None) -> JobHandle[Any]:
-        job = self._submission.encode(draft)
-        (answer,) = self.store.insert([job], unit=unit)
-        if answer.created:
-            self._inserted([job], immediate=draft.immediate)
-        return self._handle(answer.id, created=answer.created)
+        (handle,) = self._insert([draft], unit)
+        return handle
+
+    def _insert(self, drafts: Sequence[Draft], unit: object | None) -> list[JobHandle[Any]]:
+        again = [draft.id for draft in drafts if draft.id is not None]
+        jobs = [self._submission.encode(draft) for draft in drafts]
+        if again and self._are_stored(again, jobs):  # an earlier call stored them, and its answer was lost
+            return [self._handle(job.id, created=True) for job in jobs]
+        try:
+            answers = self.store.insert(jobs, unit=unit)
+        except UsageError:
+            if again and self._are_stored(again, jobs):
+                return [self._handle(job.id, created=True) for job in jobs]
+            raise
+        created = [
+            (job, draft) for job, draft, answer in zip(jobs, drafts, answers, strict=True) if answer.created
+        ]
+        self._inserted([job for job, _ in created], immediate=any(draft.immediate for _, draft in created))
+        return [self._handle(answer.id, created=answer.created) for answer in answers]
+
+    def _are_stored(self, again: Sequence[UUID], jobs: Sequence[NewJob]) -> bool:
+        return len(again) == len(jobs) == len(self.store.get_many(again))
 
     def _inserted(self, jobs: Sequence[NewJob], *, immediate: bool) -> None:
+        """Tell the local poller when the new jobs are due, and the other nodes of urgent ones."""
         node = self._running_node()
-        for job in jobs:
-            if job.delay is not None and job.delay > timedelta():
-                if node is not None:
-                    node.parts.poller.due_in(job.delay)
-            elif job.at is not None:
-                if node is not None:
-                    node.parts.poller.due_in(max(job.at - self.store.now(), timedelta()))
-            elif node is not None:
-                node.parts.poller.wake()
+        if node is not None and jobs:
+            poller, due_now = node.parts.poller, False
+            for job in jobs:
+                if job.at is not None:
+                    poller.due_in(max(job.at - self.store.now(), _ZERO))
+                elif job.delay:
+                    poller.due_in(job.delay)
+                else:
+                    due_now = True
+            if due_now:
+                poller.wake()
         urgent = [job for job in jobs if immediate or job.priority is Priority.CRITICAL]
         if urgent:
-            coordinator = node.coordinator if node is not None else self._own_coordinator()
-            coordinator.notify(
-                Hint(
-                    max(job.priority for job in urgent), node.info.name if node else None, urgent[0].executor
-                )
-            )
+            hint = Hint(max(job.priority for job in urgent), self._name() or None, urgent[0].executor)
+            self._coordinator().notify(hint)
 
     def _handle(self, job_id: UUID, *, created: bool) -> JobHandle[Any]:
         return JobHandle(job_id, created, self.store, self._waiters, self.codec.decode_value)
@@ -343,55 +437,54 @@ class Scheduler:
         Returns:
             True if it is canceled now; False if it had settled, was canceled before, or is unknown.
         """
-        while True:
-            answer = self.store.settle(Settlement(Change(Trigger.CANCEL, job_id)))
-            if isinstance(answer, Settled):
-                self._tell(JobCanceled, job_id, 0, answer.now)
-                return True
-            if answer.current is None or answer.current.is_settled:
-                return False
-            answer = self.store.settle(Settlement(Change(Trigger.CANCEL_RUNNING, job_id)))
-            if isinstance(answer, Settled):
-                self._tell(JobCanceling, job_id, 0, answer.now)
-                return True
-            if answer.current is None or answer.current.is_settled:
-                return False
+        with self._bus.ahead(job_id) as publish:
+            while True:
+                answer = self.store.settle(Settlement(Change(Trigger.CANCEL, job_id)))
+                if isinstance(answer, Settled):
+                    self._tell(publish, JobCanceled, job_id, answer.now)
+                    self._waiters.poke()
+                    return True
+                if answer.current is None or answer.current.is_settled:
+                    return False
+                answer = self.store.settle(Settlement(Change(Trigger.CANCEL_RUNNING, job_id)))
+                if isinstance(answer, Settled):
+                    self._tell(publish, JobCanceling, job_id, answer.now)
+                    self._waiters.poke()
+                    return True
+                if answer.current is None or answer.current.is_settled:
+                    return False
 
     def cancel_tagged(self, *tags: str) -> int:
         """Cancel every PENDING, PAUSED and WAITING job that carries all of the tags; answers how many."""
         if not tags:
             raise UsageError("cancel_tagged needs at least one tag")
-        from ratchet.domain.lifecycle import CANCELABLE  # noqa: PLC0415
-
         wanted = JobOptions(tags=frozenset(tags)).tags
         selection = Selection(tags=wanted, statuses=CANCELABLE)
         count, cursor = 0, None
         while True:
             page = self.store.find(selection, order="id_asc", limit=500, cursor=cursor)
-            answers = self.store.settle_many(
-                [Settlement(Change(Trigger.CANCEL, job.id)) for job in page.jobs]
-            )
-            for answer in answers:
-                if isinstance(answer, Settled):
-                    count += 1
-                    self._tell(JobCanceled, answer.job_id, 0, answer.now)
+            cancels = [Settlement(Change(Trigger.CANCEL, job.id)) for job in page.jobs]
+            with self._bus.ahead() as publish:
+                for answer in self.store.settle_many(cancels):
+                    if isinstance(answer, Settled):
+                        count += 1
+                        self._tell(publish, JobCanceled, answer.job_id, answer.now)
+            self._waiters.poke()
             cursor = page.cursor
             if cursor is None:
                 return count
 
     def pause(self, job_id: UUID) -> bool:
         """Suspend a PENDING job. True if it is paused now (also if it was); False otherwise."""
-        answer = self.store.apply(Change(Trigger.PAUSE, job_id))
+        answer = self._apply(Trigger.PAUSE, job_id, JobPaused)
         if isinstance(answer, Applied):
-            self._tell(JobPaused, job_id, 0, answer.job.updated_at)
             return True
         return answer.current is not None and answer.current.status is Status.PAUSED
 
     def resume(self, job_id: UUID) -> bool:
         """Queue a PAUSED job again, with its due time. False if it is not paused or unknown."""
-        answer = self.store.apply(Change(Trigger.RESUME, job_id))
+        answer = self._apply(Trigger.RESUME, job_id, JobResumed)
         if isinstance(answer, Applied):
-            self._tell(JobResumed, job_id, 0, answer.job.updated_at)
             self._wake()
             return True
         return False
@@ -402,9 +495,8 @@ class Scheduler:
         Raises:
             DuplicateBusinessKey: another job holds its key now.
         """
-        answer = self.store.apply(Change(Trigger.REQUEUE, job_id))
+        answer = self._apply(Trigger.REQUEUE, job_id, JobRequeued)
         if isinstance(answer, Applied):
-            self._tell(JobRequeued, job_id, 0, answer.job.updated_at)
             self._wake()
             return True
         return False
@@ -423,21 +515,25 @@ class Scheduler:
             DuplicateBusinessKey: under ``abort``, with the conflicting ids.
             UsageError: a limit outside 1 to 1000.
         """
-        chosen = self.store.apply_where(
-            selection or Selection(), Trigger.REQUEUE, limit=limit, on_conflict=on_conflict
-        )
-        if chosen.ids:
+        with self._bus.ahead() as publish:
+            chosen = self.store.apply_where(
+                selection or Selection(), Trigger.REQUEUE, limit=limit, on_conflict=on_conflict
+            )
             for job_id in chosen.ids:
-                self._tell(JobRequeued, job_id, 0, chosen.now)
-            if self._bus.active:
-                ids = tuple(chosen.ids)
-                self._bus.publish(
-                    JobsBulkRetried(
-                        job_ids=ids, skipped=len(chosen.skipped), at=chosen.now, node=self._name()
-                    )
-                )
+                self._tell(publish, JobRequeued, job_id, chosen.now)
+            if chosen.ids and self._bus.active:
+                ids, skipped = tuple(chosen.ids), len(chosen.skipped)
+                publish(JobsBulkRetried(job_ids=ids, skipped=skipped, at=chosen.now, node=self._name()))
+        if chosen.ids:
             self._wake()
         return chosen
+
+    def _apply(self, trigger: Trigger, job_id: UUID, event: type[JobEvent]) -> Applied | Refused:
+        with self._bus.ahead(job_id) as publish:
+            answer = self.store.apply(Change(trigger, job_id))
+            if isinstance(answer, Applied):
+                self._tell(publish, event, job_id, answer.job.updated_at)
+            return answer
 
     def replace(self, job_id: UUID, builder: JobBuilder[R]) -> JobHandle[R]:
         """Cancel a job that has not begun and put another in its place, as one step.
@@ -448,29 +544,39 @@ class Scheduler:
             NotReplaceable: it is not PENDING, PAUSED or WAITING, or unknown.
             DuplicateBusinessKey: the builder's own key is held; the old job is unchanged.
         """
-        draft = builder.take()
+        handle = self._replace(job_id, builder.take())
+        builder.mark_submitted()
+        return handle
+
+    def _replace(self, job_id: UUID, draft: Draft) -> JobHandle[Any]:
         new = self._submission.encode(draft)
         change = Change(Trigger.REPLACE, job_id, superseded_by=new.id)
-        try:
-            answer = self.store.settle(Settlement(change, (Submit(new),)))
-        except DuplicateIdempotencyKey:
-            original = self.store.find_by_key(idempotency=new.idempotency_key)
-            if original is None:
-                raise
-            return self._handle(original.id, created=False)
-        if isinstance(answer, Refused):
-            state = "unknown" if answer.current is None else str(answer.current.status)
-            raise NotReplaceable(
-                f"job {job_id} is {state}; only {', '.join(sorted(REPLACEABLE))} jobs can be replaced"
-            )
-        if self._bus.active:
-            self._bus.publish(
-                JobCanceled(job_id=job_id, attempt=0, at=answer.now, node=self._name(), superseded_by=new.id)
-            )
+        with self._bus.ahead(job_id) as publish:
+            try:
+                answer = self.store.settle(Settlement(change, (Submit(new),)))
+            except DuplicateIdempotencyKey:
+                original = self.store.find_by_key(idempotency=new.idempotency_key)
+                if original is None:
+                    raise
+                return self._handle(original.id, created=False)
+            if isinstance(answer, Refused):
+                if answer.current is not None and answer.current.superseded_by == new.id:
+                    return self._handle(new.id, created=True)  # done by an earlier call whose answer was lost
+                state = "unknown" if answer.current is None else str(answer.current.status)
+                raise NotReplaceable(
+                    f"job {job_id} is {state}; only {', '.join(sorted(REPLACEABLE))} jobs can be replaced"
+                )
+            self._tell(publish, JobCanceled, job_id, answer.now, superseded_by=new.id)
+        self._waiters.poke()
         self._inserted([new], immediate=draft.immediate)
         return self._handle(new.id, created=True)
 
     # -- reading
+
+    @property
+    def query(self) -> JobQuery:
+        """Pages of jobs, one job with its history, the state of the queue and the nodes."""
+        return JobQuery(self.store, self.codec)
 
     def get(self, job_id: UUID) -> Job | None:
         """The stored job as it is now; None if unknown."""
@@ -481,7 +587,14 @@ class Scheduler:
 
         Returns:
             The subscription; `close` it to stop.
+
+        Raises:
+            UsageError: the listener is an ``async def``, which nobody would await here.
         """
+        if inspect.iscoroutinefunction(listener):
+            raise UsageError(
+                "a listener is an ordinary function; AsyncScheduler.add_listener takes an async def"
+            )
         return self._bus.subscribe(listener, types)
 
     # -- running a node
@@ -543,6 +656,8 @@ class Scheduler:
     def close(self) -> None:
         """Stop, if running, and let go of the store."""
         self.stop()
+        if self._speaker is not None:
+            self._speaker.close()
         self.store.close()
 
     @property
@@ -585,7 +700,7 @@ class Scheduler:
         )
 
     def _make_child(self) -> ChildProcess:
-        from ratchet.engine.child_process import ChildProcess  # noqa: PLC0415 - only with process slots
+        from ratchet.engine.child_process import ChildProcess
 
         modules = {text.partition(":")[0] for text in map(self.targets.import_path, self.targets.texts())}
         return ChildProcess(
@@ -593,16 +708,20 @@ class Scheduler:
         )
 
     def _new_coordinator(self) -> ClusterCoordinator:
-        if self._coordinator is not None:
-            return self._coordinator
+        if self._given_coordinator is not None:
+            return self._given_coordinator
         if isinstance(self.store, WakeUps) and Capability.WAKE_UPS in self.store.capabilities:
             return self.store.coordinator()
         return LocalCoordinator()
 
-    def _own_coordinator(self) -> ClusterCoordinator:
-        if self._coordinator is None:
-            self._coordinator = self._new_coordinator()
-        return self._coordinator
+    def _coordinator(self) -> ClusterCoordinator:
+        """The node's; without one, one of our own that only speaks (a node closes its own when it stops)."""
+        node = self._running_node()
+        if node is not None:
+            return node.coordinator
+        if self._speaker is None:
+            self._speaker = self._new_coordinator()
+        return self._speaker
 
     def _wake(self) -> None:
         node = self._running_node()
@@ -613,9 +732,11 @@ class Scheduler:
         node = self._running_node()
         return node.info.name if node is not None else ""
 
-    def _tell(self, event: type[Any], job_id: UUID, attempt: int, at: datetime) -> None:
+    def _tell(
+        self, publish: Callable[[Any], None], event: type[JobEvent], job_id: UUID, at: datetime, **more: Any
+    ) -> None:
         if self._bus.active:
-            self._bus.publish(event(job_id=job_id, attempt=attempt, at=at, node=self._name()))
+            publish(event(job_id=job_id, attempt=0, at=at, node=self._name(), **more))
 
 
 def _check_capabilities(store: JobStore) -> None:

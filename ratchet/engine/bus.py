@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
+from uuid import UUID
 
 from ratchet.domain.events import JobEvent, JobsBulkRetried
 
@@ -87,17 +89,58 @@ class Subscription:
             self._ready.notify_all()
 
 
+class _Held:
+    """Events that wait until a control call has published its own."""
+
+    __slots__ = ("events", "job_id")
+
+    def __init__(self, job_id: UUID | None) -> None:
+        self.job_id = job_id
+        self.events: list[Event] = []
+
+    def concerns(self, event: Event) -> bool:
+        return self.job_id is None or getattr(event, "job_id", None) == self.job_id
+
+
 class Bus:
     """Delivers events to the listeners of this process."""
 
     def __init__(self) -> None:
         self._subscriptions: tuple[Subscription, ...] = ()
         self._lock = threading.Lock()
+        self._control = threading.Lock()
+        self._held: _Held | None = None
 
     @property
     def active(self) -> bool:
         """False if nobody listens, so that no event need be made."""
         return bool(self._subscriptions)
+
+    @contextmanager
+    def ahead(self, job_id: UUID | None = None) -> Iterator[Callable[[Event], None]]:
+        """Commit and publish in the block; what the engine publishes of that job meanwhile comes after it.
+
+        Without it a job that is requeued could be told as started before it is told as requeued: the
+        poller claims it between the commit and the event. Control calls wait for each other here.
+
+        Args:
+            job_id: whose events wait; None: everybody's (a bulk change).
+
+        Yields:
+            What publishes the block's own events.
+        """
+        if not self.active:
+            yield self.publish
+            return
+        with self._control:
+            held = self._held = _Held(job_id)
+            try:
+                yield self._deliver
+            finally:
+                with self._lock:
+                    self._held = None
+                    for event in held.events:
+                        self._deliver(event)
 
     def subscribe(self, listener: Listener, types: Iterable[type] = ()) -> Subscription:
         """Add a listener for some event types (none: all)."""
@@ -113,6 +156,15 @@ class Bus:
 
     def publish(self, event: Event) -> None:
         """Offer an event to every listener; never blocks, never raises."""
+        if self._held is not None:
+            with self._lock:
+                held = self._held
+                if held is not None and held.concerns(event):
+                    held.events.append(event)
+                    return
+        self._deliver(event)
+
+    def _deliver(self, event: Event) -> None:
         for subscription in self._subscriptions:
             subscription.offer(event)
 

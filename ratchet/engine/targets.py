@@ -254,7 +254,7 @@ class Targets:
         registered = self._by_text.get(text)
         if registered is not None:
             return registered
-        owner: object = module
+        owner: Any = module
         *path, last = name.split(".")
         for part in path:
             owner = self._step(owner, part, text)
@@ -281,7 +281,7 @@ class Targets:
         return found
 
     def _method(self, cls: type, name: str, text: str) -> Callable[..., Any]:
-        service = self.services.resolve(cls)
+        service: object = self.services.resolve(cls)
         if service is None:
             raise UnknownTarget(f"{text} needs a {cls.__qualname__}; give one to scheduler.register(...)")
         method: Callable[..., Any] = getattr(service, name)
@@ -293,9 +293,8 @@ class Targets:
             if module is not None:
                 found, is_method = _find(module, func.__qualname__, text)
                 if is_method and found is func:
-                    holder = attrgetter(func.__qualname__.rpartition(".")[0])(module)
-                    if isinstance(holder, type):
-                        return _target(text, self._method(owner, func.__name__, text))
+                    holder: Any = attrgetter(func.__qualname__.rpartition(".")[0])(module)
+                    return _target(text, self._method(holder, func.__name__, text))
         return _target(text, func)
 
 

@@ -42,7 +42,6 @@ class ThreadSlots:
         self._queue: SimpleQueue[Attempt | None] = SimpleQueue()
         self._running: dict[int, Attempt] = {}
         self._threads = 0
-        self._idle = 0
         self._lock = threading.Lock()
         self._closed = False
 
@@ -66,7 +65,7 @@ class ThreadSlots:
         if self._closed or not self.slots:
             raise ExecutorRefused(f"executor {self.name} takes no work")
         self._queue.put(attempt)
-        if self._threads < self.slots and self._idle < self._queue.qsize():
+        if self._threads < self.slots:  # guessing whether one is idle would let a job wait behind a long one
             self._spawn()
 
     def _spawn(self) -> None:
@@ -92,9 +91,7 @@ class ThreadSlots:
         hit = False
         attempt: Attempt | None = None
         while not self._closed:
-            self._idle += 1  # a hint only: a lost update costs at most a thread made early
             attempt = get()
-            self._idle -= 1
             if attempt is None:
                 break
             running[ident] = attempt
@@ -110,7 +107,7 @@ class ThreadSlots:
             if hit:
                 break
             freed(attempt)
-            del attempt
+            attempt = None
         with self._lock:
             self._threads -= 1
         if hit and attempt is not None:

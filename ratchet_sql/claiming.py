@@ -1,8 +1,8 @@
 """Claiming: which due jobs a node gets, and the one transaction that gives them.
 
-Statements: one to look (without the writer's lock, so that an idle node never disturbs anybody); if
-something is due, five more: BEGIN, look again, update, read what the workers need, COMMIT. After a claim
-that left something behind the first look is skipped.
+Statements: one to look at the first row of each branch (without the writer's lock, so that an idle node
+never disturbs anybody); if something is due, five more: BEGIN, look further, update, read what the workers
+need, COMMIT. After a claim that left something behind the first look is skipped.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Choice:
 
 def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claimed:
     """See `ratchet.spi.store.JobStore.claim`; `backlog`: something is known to be due."""
-    limit = max(request.limit, 0)
-    limits = {name: min(n, limit) for name, n in request.limits.items() if n > 0}
+    limits = {name: min(n, max(request.limit, 0)) for name, n in request.limits.items() if n > 0}
     if not limits:
         return Claimed([], more=False, next_due=None, now=from_ms(database.now_ms()))
     statement, parameters = _look(request, limits)
-    if not backlog:
-        database.check_file()
+    if not backlog or request.limit <= 0:
+        database.file.check()
         now = database.now_ms()
-        choice = choose(json.loads(database.read(statement, parameters)), request, limits, now)
+        first = json.loads(database.read(statement, {**parameters, "rows": 1}))
+        choice = choose(first, request, limits, now)
         if not choice.ids:
             return Claimed([], more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
 

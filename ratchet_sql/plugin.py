@@ -30,17 +30,17 @@ class SqlitePlugin:
         """A store for `url`; see `ratchet.spi.plugin.StorePlugin.open`."""
         path, options = _parse(url)
         from ratchet_sql.connection import Database
+        from ratchet_sql.files import DatabaseFile
         from ratchet_sql.store import SqliteStore
 
-        database = Database(
+        file = DatabaseFile(
             path,
             read_only=options.get("mode") == "ro",
             synchronous=options.get("synchronous", "FULL"),
-            timeout=float(options.get("timeout", DEFAULT_TIMEOUT)),
             auto_upgrade=auto_upgrade,
-            clock=clock,
         )
-        return SqliteStore(database)
+        timeout = float(options.get("timeout", DEFAULT_TIMEOUT))
+        return SqliteStore(Database(file, timeout=timeout, clock=clock))
 
 
 def _parse(url: str) -> tuple[str, dict[str, str]]:

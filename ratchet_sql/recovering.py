@@ -171,7 +171,7 @@ def callback_done(database: Database, job_id: UUID, claim_seq: int, name: Callba
 
 def heartbeat(database: Database, info: NodeInfo) -> datetime:
     """See `ratchet.spi.store.JobStore.heartbeat`; the one place that always looks whether the file is there."""
-    database.check_file(now=True)
+    database.file.check(now=True)
     sent = 0
 
     def parameters(now: int) -> dict[str, object]:

@@ -84,11 +84,11 @@ class SqliteStore:
 
     def schema_status(self) -> tuple[int | None, int]:
         """(version found, version this code wants); None: no schema yet. Creates nothing."""
-        return self.database.schema_status(), migrations.WANTED
+        return self.database.file.schema_status(self.database.retrying), migrations.WANTED
 
     def schema_upgrade(self) -> Sequence[int]:
         """Apply what is missing; answers the versions applied."""
-        return self.database.schema_upgrade()
+        return self.database.file.schema_upgrade(self.database.now_ms, self.database.retrying)
 
     # -- submission and reading by key
 

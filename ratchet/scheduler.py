@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -335,13 +336,9 @@ class Scheduler:
         Raises:
             As `enqueue_many`; every builder can be submitted again then.
         """
-        builders = list(builders)
-        if len({id(each) for each in builders}) < len(builders):
-            raise UsageError("submit_many was given the same builder twice; make one per job")
-        handles = self._insert([each.take() for each in builders], unit)
-        for each in builders:
-            each.mark_submitted()
-        return handles
+        with ExitStack() as stack:
+            drafts = [stack.enter_context(each.taken()) for each in builders]
+            return self._insert(drafts, unit)
 
     def _draft(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         draft = self._submission.draft(func, args, kwargs, JobOptions())
@@ -449,6 +446,9 @@ class Scheduler:
                 answer = self.store.settle(Settlement(Change(Trigger.CANCEL_RUNNING, job_id)))
                 if isinstance(answer, Settled):
                     self._tell(publish, JobCanceling, job_id, answer.now)
+                    node = self._running_node()
+                    if node is not None:
+                        node.stop_canceled(job_id)
                     self._waiters.poke()
                     return True
                 if answer.current is None or answer.current.is_settled:
@@ -544,9 +544,8 @@ class Scheduler:
             NotReplaceable: it is not PENDING, PAUSED or WAITING, or unknown.
             DuplicateBusinessKey: the builder's own key is held; the old job is unchanged.
         """
-        handle = self._replace(job_id, builder.take())
-        builder.mark_submitted()
-        return handle
+        with builder.taken() as draft:
+            return self._replace(job_id, draft)
 
     def _replace(self, job_id: UUID, draft: Draft) -> JobHandle[Any]:
         new = self._submission.encode(draft)

@@ -45,9 +45,22 @@ class Waiters:
         self._changed = threading.Condition()
         self._waiting = 0
         self._count = 0
+        self._listeners: tuple[Callable[[], None], ...] = ()
+
+    def listen(self, call: Callable[[], None]) -> None:
+        """Call `call()`, which neither blocks nor raises, whenever something settles here."""
+        with self._changed:
+            self._listeners = (*self._listeners, call)
+
+    def unlisten(self, call: Callable[[], None]) -> None:
+        """End `listen`."""
+        with self._changed:
+            self._listeners = tuple(each for each in self._listeners if each != call)
 
     def poke(self) -> None:
         """Something settled."""
+        for call in self._listeners:
+            call()
         if self._waiting:
             with self._changed:
                 self._count += 1

@@ -192,24 +192,16 @@ class Custody:
     UNKNOWN_FOR: Final = 10.0
 
     def __init__(
-        self,
-        store: JobStore,
-        incarnation: str,
-        known: Known,
-        *,
-        claim_sent: Callable[[], float | None],
-        stop_hard: Callable[[Attempt], None],
+        self, store: JobStore, incarnation: str, known: Known, *, claim_sent: Callable[[], float | None]
     ) -> None:
         self._store, self._incarnation, self._known = store, incarnation, known
-        self._claim_sent, self._stop_hard = claim_sent, stop_hard
+        self._claim_sent = claim_sent
         self._unknown: dict[tuple[UUID, int], float] = {}
 
     def check(self) -> float:
         """One comparison; answers the delay until the next."""
         mine = [attempt for attempt in list(self._known.values()) if not attempt.is_decided]
         asked = time.monotonic()
-        if not mine and not self._unknown and asked % 10 > 1.5:
-            return 1.0  # nothing to compare; a forgotten claim is looked for now and then
         held = {(job_id, seq) for job_id, seq in self._store.held(self._incarnation)}
         for attempt in mine:
             if attempt.key not in held and not attempt.is_decided and attempt.started is not None:

@@ -181,7 +181,6 @@ class Node:
             self.info.incarnation,
             self._known,
             claim_sent=lambda: poller.claim_sent,
-            stop_hard=self._stop_hard,
         )
         parts = _Parts(
             settler, poller, bodies, endings, callbacks, heartbeat, watchdog, sweep, threads, loop, processes
@@ -285,20 +284,32 @@ class Node:
 
     def _watch(self) -> float:
         delay = self._parts.watchdog.tick()
-        if self._state == "running":
-            self._judge()
+        reason = self._ailment(time.monotonic())
+        if reason and self._state == "running":
+            self._state, self._reason = "unhealthy", reason
+            log.critical("%s: this node claims no more; restart it", reason)
+            self._try_beat()
+        elif not reason and self._state == "unhealthy":
+            self._state, self._reason = "running", ""
+            log.warning("the stuck bodies have ended: this node claims again")
+            self._parts.poller.wake()
         return delay
 
-    def _judge(self) -> None:
-        now = time.monotonic()
+    def _ailment(self, now: float) -> str:
+        """Why this node should claim no more; empty if it is well (section 5)."""
         for executor in (self._parts.threads, self._parts.loop):
             bodies = stuck(executor, now)
             if executor.slots and 2 * len(bodies) >= executor.slots:
-                self._state = "unhealthy"
-                self._reason = f"{len(bodies)} of {executor.slots} {executor.name} slots are stuck"
-                log.critical("%s: this node claims no more; restart it", self._reason)
-                self._try_beat()
-                return
+                return f"{len(bodies)} of {executor.slots} {executor.name} slots are stuck"
+        if self._parts.loop.has_stalled(now):
+            return "the event loop is blocked past the deadline of everything on it"
+        return ""
+
+    def stop_canceled(self, job_id: UUID) -> None:
+        """A job was canceled from this process: if it runs here, ask it to stop without waiting for custody."""
+        for attempt in list(self._known.values()):
+            if attempt.claim.job_id == job_id and not attempt.is_decided:
+                attempt.request_stop("canceled")
 
     def _try_beat(self) -> None:
         try:

@@ -199,7 +199,7 @@ class LoopSlots:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
-        self.last_answer: float | None = None
+        self._asked: float | None = None
 
     def start(self) -> None:
         """Nothing yet: the loop is made with the first attempt."""
@@ -243,6 +243,26 @@ class LoopSlots:
     def running(self) -> list[Attempt]:
         """The attempts whose bodies have begun and not ended."""
         return list(self._running)
+
+    def has_stalled(self, now: float) -> bool:
+        """True if the loop has not answered since before the deadline of everything on it passed.
+
+        Asks it, by the way: to be called again and again.
+        """
+        loop, running = self._loop, self.running()
+        if loop is None or not running:
+            self._asked = None
+            return False
+        if self._asked is None:
+            self._asked = now
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._answer)
+            return False
+        longest = max((each.deadline for each in running if each.deadline is not None), default=now)
+        return now > longest + 1.0 and now > self._asked + 1.0
+
+    def _answer(self) -> None:
+        self._asked = None
 
     def submit(self, attempt: Attempt) -> None:
         """Queue it for the loop."""

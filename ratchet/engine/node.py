@@ -289,6 +289,8 @@ class Node:
             self._state, self._reason = "unhealthy", reason
             log.critical("%s: this node claims no more; restart it", reason)
             self._try_beat()
+        elif reason and self._state == "unhealthy":
+            self._reason = reason
         elif not reason and self._state == "unhealthy":
             self._state, self._reason = "running", ""
             log.warning("the stuck bodies have ended: this node claims again")

@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from ratchet.aio import AsyncJobHandle, AsyncScheduler
     from ratchet.context import JobContext, current_job
     from ratchet.domain.events import (
         JobCallbackFailed,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME: Final = {
+    "AsyncJobHandle": "ratchet.aio",
+    "AsyncScheduler": "ratchet.aio",
     "AttemptEnd": "ratchet.domain.lifecycle",
     "Backoff": "ratchet.domain.retry",
     "CancellationRequested": "ratchet.errors",
@@ -95,6 +98,8 @@ _HOME: Final = {
 """Where each public name lives: imported at first use, so that a child process or a script loads only its share."""
 
 __all__ = [
+    "AsyncJobHandle",
+    "AsyncScheduler",
     "AttemptEnd",
     "Backoff",
     "CancellationRequested",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -36,7 +37,7 @@ R = TypeVar("R")
 _ZERO: Final = timedelta()
 Arguments: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
 """One entry of `enqueue_many`: positional arguments, or keyword ones."""
-_State: TypeAlias = Literal["new", "tried", "submitted"]
+_State: TypeAlias = Literal["new", "submitting", "tried", "submitted"]
 
 
 @dataclass(slots=True)
@@ -278,15 +279,17 @@ class BuilderWords:
 
     # -- the end
 
-    def take(self) -> Draft:
-        """The draft, for a submission; after one that raised, the same builder may be submitted again."""
-        if self._state == "submitted":
+    @contextmanager
+    def taken(self) -> Iterator[Draft]:
+        """The draft for the block that stores it; if that raises, the builder may be submitted again."""
+        if self._state in ("submitting", "submitted"):
             raise UsageError("this builder has been submitted; make a new one")
-        self._state = "tried"
-        return self._draft
-
-    def mark_submitted(self) -> None:
-        """The draft is stored: this builder is spent."""
+        self._state = "submitting"
+        try:
+            yield self._draft
+        except BaseException:
+            self._state = "tried"
+            raise
         self._state = "submitted"
 
     def __del__(self) -> None:
@@ -326,9 +329,8 @@ class JobBuilder(BuilderWords, Generic[R]):
             PayloadError: something cannot travel.
             StoreError: the store did not answer; calling `submit` again on this builder stores one job in all.
         """
-        handle = self._submit(self.take(), unit)
-        self.mark_submitted()
-        return handle
+        with self.taken() as draft:
+            return self._submit(draft, unit)
 
 
 def call_site(depth: int = 2) -> str:

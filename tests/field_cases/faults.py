@@ -58,6 +58,7 @@ class FaultyStore:
         self.failed: Counter[str] = Counter()
         self.capabilities = real.capabilities if wake_ups else real.capabilities - {"wake-ups"}
         self._rules: list[_Rule] = []
+        self._stops: list[Stop] = []
         self._lock = threading.Lock()
         self._down = threading.Event()
 
@@ -106,6 +107,7 @@ class FaultyStore:
 
         with self._lock:
             self._rules.append(_Rule(method, when, act, 1, matches))
+            self._stops.append(stop)
         return stop
 
     @property
@@ -120,6 +122,15 @@ class FaultyStore:
     def come_back(self) -> None:
         """Calls reach the store again."""
         self._down.clear()
+
+    def forgive(self) -> None:
+        """No more faults: outages end, barriers open, rules are forgotten."""
+        self.come_back()
+        with self._lock:
+            self._rules.clear()
+            stops, self._stops = self._stops, []
+        for stop in stops:
+            stop.release()
 
     @contextmanager
     def outage(self) -> Iterator[None]:

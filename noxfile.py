@@ -59,6 +59,7 @@ def lint(session: nox.Session) -> None:
         ("lint-imports",),
         ("python", "scripts/check_status_literals.py"),
         ("python", "scripts/render_lifecycle.py", "--check"),
+        ("python", "scripts/render_settings.py", "--check"),
         ("python", "scripts/generate_async_store.py", "--check"),
         ("python", "-m", "ratchet_sql.render", "--check"),
     ):
@@ -90,6 +91,7 @@ def docs(session: nox.Session) -> None:
     """Generated pages are current, and every snippet of the README and the docs runs."""
     _install(session, "-e", ".[all,test]")
     session.run("python", "scripts/render_lifecycle.py", "--check")
+    session.run("python", "scripts/render_settings.py", "--check")
     session.run("python", "-m", "pytest", "tests/docs", *session.posargs)
 
 

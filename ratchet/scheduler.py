@@ -164,7 +164,9 @@ class Scheduler:
 
         Args:
             url: ``sqlite:///jobs.db``, ``memory://``, ...; None: the environment's ``RATCHET_URL``.
-            allow, settings: as for the class.
+            allow: as for the class.
+            settings: everything that can be set; None: the environment's ``RATCHET_<GROUP>__<KEY>``
+                (`ratchet.config.RatchetSettings`), else the defaults.
             clock: replaces store time (tests).
             auto_upgrade: bring the schema of a database server up to date at first use.
             parts: the other arguments of the class.
@@ -175,6 +177,8 @@ class Scheduler:
         url = url or os.environ.get("RATCHET_URL")
         if not url:
             raise ConfigurationError("no store URL: pass one, like sqlite:///jobs.db, or set RATCHET_URL")
+        if settings is None:
+            settings = _settings_from_environment()
         store = open_store(url, clock=clock, auto_upgrade=auto_upgrade)
         return cls(store, allow=allow, settings=settings, **parts)
 
@@ -736,6 +740,15 @@ class Scheduler:
     ) -> None:
         if self._bus.active:
             publish(event(job_id=job_id, attempt=0, at=at, node=self._name(), **more))
+
+
+def _settings_from_environment() -> Settings | None:
+    """The settings model is loaded only if there is something to read."""
+    if not any(name.upper().startswith("RATCHET_") and "__" in name for name in os.environ):
+        return None
+    from ratchet.config import RatchetSettings
+
+    return RatchetSettings().to_settings()
 
 
 def _check_capabilities(store: JobStore) -> None:

@@ -34,7 +34,8 @@ class ExecutionSettings:
         batch_size: at most this many jobs per claim, and outcomes not yet written.
         ahead: claim in advance what short jobs are expected to start within this time.
         boost_interval: of priority ageing; zero switches it off.
-        require_tags, exclude_tags: which jobs this node takes.
+        require_tags: this node takes only jobs that carry all of these; none: any.
+        exclude_tags: this node takes no job that carries any of these.
     """
 
     threads: int = 8
@@ -137,7 +138,8 @@ class PollingSettings:
 
     Attributes:
         burst: between polls after a wake-up.
-        fastest, slowest: bounds of the normal pace.
+        fastest: shortest delay of the normal pace.
+        slowest: longest delay of the normal pace.
         idle: the pace in deep idle.
         idle_after: without work for this long leads to deep idle.
     """

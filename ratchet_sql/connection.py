@@ -42,6 +42,10 @@ class Execute(Protocol):
     def __call__(self, sql: str, parameters: Any = ..., /) -> sqlite3.Cursor: ...
 
 
+class KeyTaken(Exception):
+    """A statement would have made a unique key double; never leaves this package."""
+
+
 def _no_step(name: str) -> None:
     """The place between two steps."""
 
@@ -123,10 +127,13 @@ class Database:
         `parameters` is called with store time, again for each try.
 
         Raises:
-            sqlite3.IntegrityError: as it is; the caller knows what it means.
+            KeyTaken: a unique key of the row is in use.
         """
         with _Writing(self) as connection:
-            cursor = self.retrying(lambda: connection.execute(sql, parameters(self.now_ms())))
+            try:
+                cursor = self.retrying(lambda: connection.execute(sql, parameters(self.now_ms())))
+            except sqlite3.IntegrityError as error:
+                raise KeyTaken from error
             self.step("committed")
             return cursor.rowcount
 
@@ -304,7 +311,7 @@ class _Writing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.IntegrityError):
+            if isinstance(error, sqlite3.Error):
                 raise self._database._failed(error) from error
         finally:
             self._lock.release()

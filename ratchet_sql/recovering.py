@@ -35,14 +35,14 @@ from ratchet_sql.settling import Group, read_guards
 
 def recover(database: Database, request: RecoverRequest) -> Recovery:
     """See `ratchet.spi.store.JobStore.recover`."""
-    found = _orphans(database, request)
+    errors: list[str] = []
+    found = _orphans(database, request, errors)
     more = len(found) >= request.limit
     exhausted = [_orphan(job, job.crash_count) for job in found if job.crash_count >= request.crash_budget]
     below = [job for job in found if job.crash_count < request.crash_budget]
     if not below:
-        return Recovery([], exhausted, more)
+        return Recovery([], exhausted, more, tuple(errors))
     database.step("orphans selected")
-    errors: list[str] = []
     recovered: list[Orphan] = []
     try:
         recovered = _take_back(database, below)
@@ -56,8 +56,8 @@ def recover(database: Database, request: RecoverRequest) -> Recovery:
     return Recovery(recovered, exhausted, more, tuple(errors))
 
 
-def _orphans(database: Database, request: RecoverRequest) -> list[GuardRow]:
-    """Running jobs whose owner is dead, at most as many as asked for."""
+def _orphans(database: Database, request: RecoverRequest, errors: list[str]) -> list[GuardRow]:
+    """Running jobs whose owner is dead, at most as many as asked for; a row that makes no sense is an error."""
     now = database.now_ms()
     horizon = now - _whole_ms(request.grace)
     found: list[GuardRow] = []
@@ -68,7 +68,11 @@ def _orphans(database: Database, request: RecoverRequest) -> list[GuardRow]:
         before = _dead_before(owner, last_heartbeat, request, now, horizon)
         if before is not None:
             chosen = {"owner": owner, "before": before, "limit": left}
-            found += [GuardRow(row) for row in json.loads(database.read(sql.CLAIMS_OF, chosen))]
+            for row in json.loads(database.read(sql.CLAIMS_OF, chosen)):
+                try:
+                    found.append(GuardRow(row))
+                except (ValueError, TypeError, OverflowError) as error:
+                    errors.append(f"job {row[0]}, claim {row[3]}: its row cannot be read: {error!r}")
     return found
 
 

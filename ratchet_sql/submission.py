@@ -17,7 +17,7 @@ from ratchet.domain.lifecycle import STARTS, Status
 from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
 from ratchet.spi.store import Inserted
 from ratchet_sql import rendered as sql
-from ratchet_sql.connection import Database, Execute
+from ratchet_sql.connection import Database, Execute, KeyTaken
 from ratchet_sql.rows import (
     INSERT_COLUMNS,
     STATUS,
@@ -42,7 +42,7 @@ def insert(database: Database, jobs: Sequence[NewJob]) -> list[Inserted]:
     if len(jobs) == 1 and jobs[0].idempotency_key is None and not jobs[0].tags:
         try:
             return [_insert_alone(database, jobs[0])]
-        except sqlite3.IntegrityError:
+        except KeyTaken:
             pass  # a key is taken: below is told which, and by whom
     return database.write(lambda execute, now: _insert(execute, jobs, now))
 

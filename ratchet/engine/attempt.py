@@ -33,6 +33,7 @@ from ratchet.errors import (
     ArgumentError,
     NewerPayloadFormat,
     PayloadError,
+    PayloadTooLarge,
     StoreError,
     TargetRefused,
 )
@@ -164,7 +165,6 @@ class Pipeline:
         self.sanitize, self.retry_policy, self.resilience = sanitize, retry_policy, resilience
         self.bus, self.node = bus, node
         self._result_limit = settings.payload.result
-        self.encode_result = codec.encode_value
         self._none = codec.encode_value(None, what="result")
 
     # -- the gates: everything before the body
@@ -294,6 +294,8 @@ class Pipeline:
             return Ended(attempt, succeeded(self._none, duration), now)
         try:
             text = self.codec.encode_value(result, what="result")
+        except PayloadTooLarge as error:  # given up on the way: the job has succeeded all the same
+            return Ended(attempt, succeeded(TOO_LARGE % error.size, duration), now)
         except PayloadError as error:
             return Ended(
                 attempt,

@@ -267,7 +267,7 @@ class Callbacks:
                     self._ready.notify_all()
 
     def _run(self, call: _Call) -> None:
-        pending = call.pending
+        pending, attempt = call.pending, 1
         try:
             job = self._again(lambda: self._store.get(pending.job_id))
             if job is not None:
@@ -289,7 +289,7 @@ class Callbacks:
                 self._bus.publish(
                     JobCallbackFailed(
                         job_id=pending.job_id,
-                        attempt=pending.claim_seq,
+                        attempt=attempt,
                         at=self._store.now(),
                         node=self._pipeline.node,
                         callback=pending.name,

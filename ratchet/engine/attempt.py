@@ -32,7 +32,6 @@ from ratchet.engine.targets import Target, Targets, UnknownTarget
 from ratchet.errors import (
     ArgumentError,
     NewerPayloadFormat,
-    PayloadError,
     PayloadTooLarge,
     StoreError,
     TargetRefused,
@@ -52,7 +51,13 @@ STALE_AFTER: Final = 1.0
 """Seconds since the claim call was sent after which the job is read again before it runs (section 5)."""
 
 PERMIT_DELAY: Final = timedelta(seconds=5)
+MAX_ERROR: Final = 2_000
 TOO_LARGE: Final = '{"__ratchet__":"result-too-large","size":%d}'
+
+
+def unencodable(error: str) -> str:
+    """The stored error of a job whose result cannot travel."""
+    return f"result not serialisable: {error}"[:MAX_ERROR]
 
 
 class HardStop(BaseException):
@@ -294,18 +299,11 @@ class Pipeline:
             return Ended(attempt, succeeded(self._none, duration), now)
         try:
             text = self.codec.encode_value(result, what="result")
-        except PayloadTooLarge as error:  # given up on the way: the job has succeeded all the same
-            return Ended(attempt, succeeded(TOO_LARGE % error.size, duration), now)
-        except PayloadError as error:
-            return Ended(
-                attempt,
-                failed_for_good(
-                    f"result not serialisable: {self.sanitize(error)}", duration, reason="result"
-                ),
-                now,
-            )
-        except BaseException as error:  # noqa: BLE001 - a result's own code
-            return self.raised(attempt, error)
+        except PayloadTooLarge as error:
+            text = TOO_LARGE % error.size
+        except BaseException as error:  # noqa: BLE001 - encoding looks into the job's objects
+            reason = unencodable(self.sanitize(error))
+            return Ended(attempt, failed_for_good(reason, duration, reason="result"), now)
         if len(text) > self._result_limit:
             text = TOO_LARGE % len(text)
         return Ended(attempt, succeeded(text, duration), now)

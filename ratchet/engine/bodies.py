@@ -22,7 +22,7 @@ from ratchet.domain.outcome import (
     released,
     succeeded,
 )
-from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline
+from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline, unencodable
 from ratchet.engine.slots import call_in_thread
 from ratchet.errors import JobError
 
@@ -224,7 +224,7 @@ class Bodies:
         if reply.cancellation and reason is not None:
             return Ended(attempt, self._pipeline.stopped(attempt, reason, duration), at)
         if reply.unencodable_result:
-            return Ended(attempt, failed_for_good(reply.error, duration, reason="result"), at)
+            return Ended(attempt, failed_for_good(unencodable(reply.error), duration, reason="result"), at)
         if reply.do_not_retry is not None:
             text = f"{reply.error} [{reply.do_not_retry}]"[:2000]
             return Ended(attempt, failed_for_good(text, duration, reason=reply.do_not_retry), at)

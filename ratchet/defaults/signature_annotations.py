@@ -44,11 +44,38 @@ class Check:
         from pydantic import ValidationError
 
         try:
-            return self._adapter.validate_python(value, strict=True)
+            return _kept(self._adapter.validate_python(value, strict=True), value)
         except ValidationError as error:
             raise Unfit(f"{_told(error)} (it is a {kind})") from None
+        except Unfit:
+            raise
         except Exception as error:
             raise Unfit(f"its validation raised {type(error).__name__}") from error
+
+
+def _kept(answer: Any, value: Any) -> Any:
+    """The answer, but never a different value in silence.
+
+    Pydantic flattens what is an int or a str and more, like an Enum member, although it fits as it is; and
+    it makes a float of an int that no float can hold.
+    """
+    if answer is value:
+        return value
+    if type(answer) is not type(value):
+        if isinstance(value, type(answer)) and value == answer:
+            return value
+        if type(answer) is float and type(value) is int and answer != value:
+            raise Unfit(f"a float cannot hold {value} exactly" if abs(value) < 10**30 else "it is no float")
+        return answer
+    match answer:
+        case list() if len(answer) == len(value):
+            return list(map(_kept, answer, value))
+        case tuple() if type(answer) is tuple and len(answer) == len(value):
+            return tuple(map(_kept, answer, value))
+        case dict() if answer.keys() == value.keys():
+            return {key: _kept(each, value[key]) for key, each in answer.items()}
+        case _:
+            return answer
 
 
 def _fits(value: object, cls: type) -> bool:

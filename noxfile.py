@@ -98,8 +98,8 @@ def docs(session: nox.Session) -> None:
 @nox.session(python=FULL)
 def bench(session: nox.Session) -> None:
     """Benchmarks side by side in one run, as ratios."""
-    _install(session, "-e", ".[all,test,dev]")
-    session.run("python", "-m", "benchmarks", *session.posargs)
+    _install(session, "-e", ".[cli,bench]")
+    session.run("python", "-m", "benchmarks", *(session.posargs or ["--write"]))
 
 
 @nox.session(python=FULL)
@@ -108,4 +108,5 @@ def soak(session: nox.Session) -> None:
     _install(session, "-e", ".[all,test]")
     scale = {"RATCHET_STORM_SCALE": "1.0"}
     session.run("python", "-m", "pytest", "-m", "storm", "--timeout=3600", env=scale)
-    session.run("python", "-m", "benchmarks.soak", *session.posargs)
+    report = ["--write", "benchmarks/soak/rss.txt"]
+    session.run("python", "-m", "benchmarks.soak_rss", *(session.posargs or report), env=scale)

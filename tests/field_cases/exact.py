@@ -49,11 +49,11 @@ class Recorder:
         self.events: list[Any] = []
         self._subscription = scheduler.add_listener(self.events.append, *types)
 
-    def of(self, kind: type, job: Any = None) -> list[Any]:
+    def of(self, kind: type[Any], job: Any = None) -> list[Any]:
         """Those of a type, of one job if given."""
         return [e for e in self.events if isinstance(e, kind) and (job is None or e.job_id == job)]
 
-    def count(self, kind: type, job: Any = None) -> int:
+    def count(self, kind: type[Any], job: Any = None) -> int:
         return len(self.of(kind, job))
 
 

@@ -7,6 +7,7 @@ import enum
 import io
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -123,7 +124,7 @@ REFUSED: Final[dict[str, Any]] = {
     "lock": threading.Lock(),
     "file": io.BytesIO(b""),
     "exception": ValueError("x"),
-    "path": Path("/tmp"),  # noqa: S108 - only a value
+    "path": Path("/tmp"),
 }
 
 
@@ -213,14 +214,21 @@ def test_f41_an_annotation_that_would_change_the_value_is_refused(make_node: Any
 
 # -- results ----------------------------------------------------------------------------------------------
 
-Bad = {
+
+def _cycle() -> list[Any]:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return cycle
+
+
+BAD: Final[dict[str, Callable[[], Any]]] = {
     "socket": socket.socket,
     "lock": threading.Lock,
     "object": object,
     "int key": lambda: {1: 2},
     "named tuple": lambda: Pair(1, 2),
     "exception": lambda: ValueError("x"),
-    "cycle": lambda: (cycle := [], cycle.append(cycle))[0],
+    "cycle": _cycle,
     "self-made repr": lambda: Unprintable(),
     "untouchable": lambda: Untouchable(1),
 }
@@ -248,7 +256,7 @@ class Unprintable:
 def give(name: str, folder: str) -> Any:
     """Returns what cannot travel."""
     with Ledger(folder).entry():
-        value = Bad[name]()
+        value = BAD[name]()
     if isinstance(value, socket.socket):
         value.close()
     return value
@@ -278,7 +286,7 @@ def bad_results(request: pytest.FixtureRequest, make_node: Any, ledger: Ledger) 
     handles = {
         name: submit(give, give_async, name, str(ledger)).with_max_retries(5).with_param("folder", str(ledger))
         .on_failure(on_failure).submit()
-        for name in Bad
+        for name in BAD
     }  # fmt: skip
     for handle in handles.values():
         handle.wait(30)
@@ -325,22 +333,23 @@ def test_f41_the_worker_lives_after_unencodable_results(bad_results: Any) -> Non
     assert [h.result(30) for h in node.enqueue_many(fine, [()] * 20)] == ["fine"] * 20
 
 
-def give_a_million() -> Any:
-    """More values than the codec encodes."""
-    return [(1,)] * 1_000_001
+def give_many() -> Any:
+    """More values than the codec encodes (while the test runs)."""
+    return [(1,)] * 2_000
 
 
-async def give_a_million_async() -> Any:
+async def give_many_async() -> Any:
     """The same on the loop."""
-    return give_a_million()
+    return give_many()
 
 
-@pytest.mark.stores("memory")
-@pytest.mark.parametrize("kind", KINDS)
-def test_f41_a_result_too_large_to_encode_leaves_the_job_succeeded(make_node: Any, kind: str) -> None:
-    """A result with more values than the codec takes is replaced by its size, on every executor."""
-    node = make_node(**slots(kind, 1))
-    job = submitter(node, kind)(give_a_million, give_a_million_async).submit().wait(60)
+@pytest.mark.parametrize("kind", ["threads", "async"])
+def test_f41_a_result_too_large_to_encode_leaves_the_job_succeeded(
+    make_node: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result with more values than the codec takes is replaced by its size; the job is SUCCEEDED."""
+    monkeypatch.setattr("ratchet.defaults.codec_encode.MAX_VALUES", 1_000)  # the real limit is a million
+    job = submitter(make_node(), kind)(give_many, give_many_async).submit().wait(60)
     assert job.status is Status.SUCCEEDED, job.last_error
     with pytest.raises(ResultNotStored):
-        node.handle(job.id).result()
+        make_node(start=False).handle(job.id).result(1)

@@ -107,6 +107,11 @@ def _display(*, quiet: bool) -> Iterator[_Silent | _Live]:
         yield _Live(progress)
 
 
+def _reason(error: str) -> str:
+    told = error.rpartition("Unparsable: ")[2].removesuffix("[the file does not parse]")
+    return show.short(told, 110)
+
+
 def _facts(report: Report) -> list[tuple[str, str, str]]:
     one, other = report.measured, report.counted
     return [
@@ -125,11 +130,11 @@ def _print(report: Report, seconds: float, kept: str | None) -> None:
         "\nhow it went",
         ("", ""),
         [
-            ("executions", f"{report.executions:,}"),
+            ("executions that ended", f"{report.executions:,}"),
             ("retries (made to fail once)", report.retries),
             (
                 f"recovered after SIGKILL of process {report.killed_pid}",
-                f"{report.recovered} ({report.held} were certainly running)",
+                f"{report.recovered}: {report.held} were running, {report.recovered - report.held} about to",
             ),
             ("given back unstarted", report.released),
             ("orphan grace", f"{GRACE.total_seconds():g} s (the default is 60 s)"),
@@ -140,10 +145,7 @@ def _print(report: Report, seconds: float, kept: str | None) -> None:
     show.table(
         f"\nin the DLQ: {len(report.dlq)} files that do not parse{own}",
         ("file", "reason"),
-        [
-            (path.removeprefix(report.root + os.sep), show.short(why.rpartition("Unparsable: ")[2], 110))
-            for path, why in sorted(report.dlq.items())
-        ],
+        [(path.removeprefix(report.root + os.sep), _reason(why)) for path, why in sorted(report.dlq.items())],
     )
     show.line("")
     for mismatch in report.mismatches:

@@ -53,7 +53,7 @@ def measure(path: str, *, stumble: bool = False) -> Measure:
         raise Stumble("made to fail once")
     source = Path(path).read_bytes()
     try:
-        tree = ast.parse(source)
+        tree = ast.parse(source, filename=Path(path).name)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise Unparsable(str(error)) from error
     functions = classes = 0

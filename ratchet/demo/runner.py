@@ -60,9 +60,10 @@ class Report:
 
     Attributes:
         measured, counted: by the jobs, and by the second opinion.
-        executions: bodies that ran to their end, or died with their worker.
-        retries, recovered, released: further claims, by reason.
-        held: jobs that the killed worker was certainly running.
+        executions: bodies that ran to their end.
+        held: bodies that the killed worker was certainly running; they ended with it.
+        retries, recovered, released: further claims, by reason. Recovered is what the killed worker had
+            claimed: what it ran, and what it was going to begin next.
         dlq: file -> stored reason.
         own_broken: True if the files in the DLQ are the demo's own.
         seconds: from submission to the last settled job.
@@ -140,7 +141,7 @@ class Demo:
                 code = process.wait(timeout=15)
                 if code != 0:
                     report.mismatches.append(f"worker {name} ended with exit code {code}")
-        self._compare(report)
+        compare(report)
         return report
 
     # -- steps
@@ -258,7 +259,7 @@ class Demo:
         history = scheduler.store.history(job.id)
         for each in history:
             found["released"] += each.end in (AttemptEnd.RELEASED, AttemptEnd.DEFERRED)
-            found["ran"] += each.end not in (AttemptEnd.RELEASED, AttemptEnd.DEFERRED)
+            found["ran"] += each.end in (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED)
             found["crashed"] += each.end is AttemptEnd.CRASHED
             found["retried"] += each.trigger is Trigger.RETRY
         again = found["released"] + found["crashed"] + found["retried"]
@@ -268,23 +269,23 @@ class Demo:
             )
         return found
 
-    def _compare(self, report: Report) -> None:
-        measured, counted = report.measured, report.counted
-        for name in ("files", "bytes", "lines", "functions", "classes"):
-            one, other = getattr(measured, name), getattr(counted, name)
-            if one != other:
-                report.mismatches.append(f"{name}: the jobs say {one}, the count says {other}")
-        if measured.unparsable != counted.unparsable:
-            differ = sorted(measured.unparsable ^ counted.unparsable)
-            report.mismatches.append(f"only one of both refuses {', '.join(differ[:5])}")
-        if report.held < THREADS or report.recovered < report.held:
-            report.mismatches.append(
-                f"{report.held} jobs were held at the kill, {report.recovered} recovered"
-            )
-        if report.retries != STUMBLES and measured.files > STUMBLES:
-            report.mismatches.append(f"{STUMBLES} jobs were made to fail once, {report.retries} were retried")
-        if not report.dlq:
-            report.mismatches.append("nothing is in the DLQ, though files do not parse")
+
+def compare(report: Report) -> None:
+    """Write down in the report what does not agree."""
+    measured, counted = report.measured, report.counted
+    for name in ("files", "bytes", "lines", "functions", "classes"):
+        one, other = getattr(measured, name), getattr(counted, name)
+        if one != other:
+            report.mismatches.append(f"{name}: the jobs say {one}, the count says {other}")
+    if measured.unparsable != counted.unparsable:
+        differ = sorted(measured.unparsable ^ counted.unparsable)
+        report.mismatches.append(f"only one of both refuses {', '.join(differ[:5])}")
+    if report.held < THREADS or report.recovered < report.held:
+        report.mismatches.append(f"{report.held} jobs were held at the kill, {report.recovered} recovered")
+    if report.retries != STUMBLES and measured.files > STUMBLES:
+        report.mismatches.append(f"{STUMBLES} jobs were made to fail once, {report.retries} were retried")
+    if not report.dlq:
+        report.mismatches.append("nothing is in the DLQ, though files do not parse")
 
 
 def _end(process: Process) -> None:

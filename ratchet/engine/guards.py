@@ -73,6 +73,7 @@ class Heartbeat:
         self.interval = settings.heartbeat_interval
         self.last_sent: float = time.monotonic()
         self.skew: float = 0.0
+        self._skewed = False
         self._calm_since: float | None = None
         self._last_try: float | None = None
 
@@ -96,8 +97,9 @@ class Heartbeat:
         return max(self.interval / 2 if took > self.interval / 4 else self.interval, 0.05)
 
     def _note_skew(self, skew: float, took: float) -> None:
-        self.skew = skew
-        if abs(skew) > 1.0 + took:
+        passed = abs(skew) > 1.0 + took
+        before, self._skewed, self.skew = self._skewed, passed, skew
+        if passed and not before:  # once each time, not with every heartbeat
             log.warning("this node's clock differs from the store's by %.1f s; the store's counts", skew)
 
     def silent_for(self) -> float:

@@ -343,7 +343,7 @@ def check_key(what: str, key: str) -> None:
     """Refuse an empty, too long or unstorable key."""
     check_text(what, key)
     if not key:
-        raise UsageError(f"a {what} cannot be empty")
+        raise UsageError(f"the {what} cannot be empty")
 
 
 def check_delay(delay: timedelta) -> timedelta:

@@ -124,11 +124,15 @@ def check_text(what: str, text: object, limit: int = MAX_KEY, *, strip: bool = F
         UsageError: names `what`.
     """
     if not isinstance(text, str):
-        raise UsageError(f"a {what} must be text, not {type(text).__name__}")
+        raise UsageError(f"{_a(what)} must be text, not {type(text).__name__}")
     if len(text.strip() if strip else text) > limit:
-        raise UsageError(f"a {what} may have {limit} characters; this one has {len(text)}")
+        raise UsageError(f"{_a(what)} may have {limit} characters; this one has {len(text)}")
     for char in text:
         if char == "\0" or unicodedata.category(char) == "Cs":
             raise UsageError(
-                f"a {what} cannot contain {'NUL' if char == chr(0) else 'a lone surrogate'}: {text!a}"
+                f"{_a(what)} cannot contain {'NUL' if char == chr(0) else 'a lone surrogate'}: {text!a}"
             )
+
+
+def _a(what: str) -> str:
+    return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"

@@ -44,6 +44,17 @@ class Count:
     classes: int = 0
     unparsable: frozenset[str] = frozenset()
 
+    def __add__(self, other: Count) -> Count:
+        """Of both."""
+        return Count(
+            files=self.files + other.files,
+            bytes=self.bytes + other.bytes,
+            lines=self.lines + other.lines,
+            functions=self.functions + other.functions,
+            classes=self.classes + other.classes,
+            unparsable=self.unparsable | other.unparsable,
+        )
+
 
 def count(files: Sequence[Path], progress: Callable[[int], None]) -> Count:
     """Count without a syntax tree: functions and classes are the keywords ``def`` and ``class`` among the tokens.

@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -126,16 +127,18 @@ class Demo:
             kill_at = int(len(files) * KILL_AT)
             self._drain(scheduler, "indexing", len(files), workers, until=kill_at)
             report.held = self._kill(scheduler, workers, "demo-1", report)
+            self._display.say("counting the same files independently, on the processor that has become free")
+            counting = _Counting(files, lambda done: self._display.progress("counting", done, len(files)))
             self._drain(scheduler, "indexing", len(files), workers)
             report.seconds = time.monotonic() - begun
+            own: list[Path] = []
             if not scheduler.store.counts()[Status.FAILED]:
-                files = [*files, *self._break_some(scheduler)]
+                own = self._break_some(scheduler)
                 report.own_broken = True
-                self._drain(scheduler, "indexing", len(files), workers)
-            self._display.say("every job has settled; counting the same files again, by other means")
+                self._drain(scheduler, "indexing", len(files) + len(own), workers)
             for process in workers.values():
                 process.send_signal(signal.SIGTERM)
-            report.counted = count(files, lambda done: self._display.progress("counting", done, len(files)))
+            report.counted = counting.result() + count(own, lambda _: None)
             self._read(scheduler, report)
             for name, process in workers.items():
                 code = process.wait(timeout=15)
@@ -286,6 +289,28 @@ def compare(report: Report) -> None:
         report.mismatches.append(f"{STUMBLES} jobs were made to fail once, {report.retries} were retried")
     if not report.dlq:
         report.mismatches.append("nothing is in the DLQ, though files do not parse")
+
+
+class _Counting:
+    """The second opinion, on a thread of its own."""
+
+    def __init__(self, files: Sequence[Path], progress: Callable[[int], None]) -> None:
+        self._found: Count | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(files, progress), name="count", daemon=True)
+        self._thread.start()
+
+    def _run(self, files: Sequence[Path], progress: Callable[[int], None]) -> None:
+        try:
+            self._found = count(files, progress)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits for it
+            self._found = error
+
+    def result(self) -> Count:
+        """What was counted; waits for it."""
+        self._thread.join()
+        if not isinstance(self._found, Count):
+            raise RatchetError(f"the files could not be counted: {self._found}")
+        return self._found
 
 
 def _end(process: Process) -> None:

@@ -131,7 +131,7 @@ def run_cli(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             env={**os.environ, **env},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
         )
 
     return run

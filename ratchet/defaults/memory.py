@@ -195,7 +195,7 @@ class MemoryStore(JobStore):
                 for priority, lane in data.lanes.get(executor, {}).items()
             ]
             claims, more = data.claim(request, lanes, now, wanted)
-            known = [due for lane, _, _ in lanes if (due := lane.next_due(now, wanted)) is not None]
+            known = [due for lane, _, _ in lanes if (due := lane.next_due(wanted)) is not None]
             return Claimed(claims, more, min(known, default=None), now)
 
     def held(self, incarnation: str) -> Sequence[tuple[UUID, int]]:

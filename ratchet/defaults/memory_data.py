@@ -258,7 +258,7 @@ class MemoryData:
         heads = []
         for lane, executor, priority in lanes:
             lane.wake(now)
-            entry = lane.head(now, wanted)
+            entry = lane.head(wanted)
             if entry is not None:
                 heads.append(
                     (-effective_priority(priority, entry[0], now, boost), entry, lane, executor, priority)
@@ -281,7 +281,7 @@ class MemoryData:
                 self.transition(record, change, now)
                 claims.append(record.claim(now))
                 left[executor] -= 1
-            entry = lane.head(now, wanted)
+            entry = lane.head(wanted)
             if entry is None:
                 heappop(heads)
             elif len(heads) == 1:  # nothing to be ranked against

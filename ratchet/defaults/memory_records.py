@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -166,6 +166,7 @@ Entry: TypeAlias = tuple[datetime, int, int, Record]
 Wanted: TypeAlias = Callable[[Record], bool]
 
 _LOOK_AHEAD: Final = 256
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 
 
 class Lane:
@@ -176,7 +177,7 @@ class Lane:
     What is not due yet lies apart, so that a claim costs nothing for it.
     """
 
-    __slots__ = ("_due", "_late", "_later", "_live", "_passed")
+    __slots__ = ("_due", "_late", "_later", "_live", "_now", "_passed")
 
     def __init__(self) -> None:
         self._due: deque[Entry] = deque()  # ascending: work mostly arrives in the order in which it is due
@@ -184,6 +185,7 @@ class Lane:
         self._later: list[Entry] = []  # heap: not due when it was last looked at
         self._passed: list[Entry] = []  # ascending: due, and not wanted by the claim under way
         self._live = 0
+        self._now = _EARLIEST  # the latest time at which something was found due
 
     def push(self, record: Record, now: datetime) -> None:
         """Put in a job that is PENDING as it is now."""
@@ -192,6 +194,8 @@ class Lane:
         if record.scheduled_time > now:
             heappush(self._later, entry)
         else:
+            if now > self._now:
+                self._now = now
             self._push_due(entry)
 
     def _push_due(self, entry: Entry) -> None:
@@ -215,14 +219,27 @@ class Lane:
         heapify(self._later)
 
     def wake(self, now: datetime) -> None:
-        """Move over what has become due."""
+        """Move over what has become due; and back, if the clock has stepped back."""
+        if now < self._now:
+            self._step_back(now)
+        self._now = now
         later = self._later
         while later and later[0][0] <= now:
             entry = heappop(later)
             if entry[3].version == entry[2]:
                 self._push_due(entry)
 
-    def head(self, now: datetime, wanted: Wanted | None) -> Entry | None:
+    def _step_back(self, now: datetime) -> None:
+        entries = [*self._due, *self._late]
+        self._due.clear()
+        self._late.clear()
+        for entry in sorted(entries):
+            if entry[0] > now:
+                heappush(self._later, entry)
+            else:
+                self._due.append(entry)
+
+    def head(self, wanted: Wanted | None) -> Entry | None:
         """The first due job that is wanted; what is passed over stays aside until `restore`."""
         due, late = self._due, self._late
         while True:
@@ -235,8 +252,6 @@ class Lane:
             elif late:
                 entry = late[0]
             else:
-                return None
-            if entry[0] > now:  # the clock has stepped back
                 return None
             if wanted is None or wanted(entry[3]):
                 return entry
@@ -256,8 +271,8 @@ class Lane:
             self._due.extendleft(reversed(self._passed))
             self._passed.clear()
 
-    def next_due(self, now: datetime, wanted: Wanted | None) -> datetime | None:
-        """When the next wanted job becomes due; after `restore`, all due ones having been looked at.
+    def next_due(self, wanted: Wanted | None) -> datetime | None:
+        """When the next wanted job becomes due, after `wake` and `restore`.
 
         Looks at a bounded number of jobs: behind them the answer is the due time of the next, wanted or
         not, so that a caller may wake too early but never too late.
@@ -278,10 +293,7 @@ class Lane:
         for entry in aside:
             heappush(later, entry)
         aside.clear()
-        stepped_back = [
-            entries[0][0] for entries in (self._due, self._late) if entries and entries[0][0] > now
-        ]
-        return min(stepped_back, default=found)
+        return found
 
 
 def is_offered(record: Record) -> bool:

@@ -47,12 +47,23 @@ class StoreHarness:
     def __init__(self, url: str) -> None:
         scheme = url.partition(":")[0]
         module, _, name = PLUGINS[scheme].partition(":")
-        self.plugin: StorePlugin = getattr(import_module(module), name)
-        # Handles on one memory store find each other by name.
-        self.url = f"memory://{uuid4().hex}" if url == "memory://" else url
-        self.name = scheme
-        self.clock = SettableClock()
         self._handles: list[JobStore] = []
+        self.plugin: StorePlugin = getattr(import_module(module), name)
+        self.name = scheme
+        self._first_url = url
+        self.url = url
+        self._resets = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Close every handle; the next ones are on an empty store, with its clock at the start."""
+        self.close()
+        self.clock = SettableClock()
+        if self.name == "memory":  # handles on one memory store find each other by name
+            self.url = f"memory://{uuid4().hex}"
+        elif self._resets:
+            self.url = f"{self._first_url}.{self._resets}"
+        self._resets += 1
 
     def open(self) -> JobStore:
         """A further handle on the same jobs, as another node would open it."""

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from sqlalchemy import Dialect, Integer, Text, bindparam, func, literal_column, select
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.elements import ColumnElement, UnaryExpression
+from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.sql.selectable import FromClause, Select
 
 from ratchet.domain.priority import Priority
@@ -65,6 +66,10 @@ class SqlDialect:
     def nested(self, value: ColumnElement[str]) -> ColumnElement[str]:
         """JSON text to be kept as JSON inside `row` and `collect`."""
         return func.json(value, type_=Text())
+
+    def unindexed(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """The column, in a form that keeps the planner from choosing an index for it."""
+        return UnaryExpression(column, operator=custom_op("+"), type_=column.type)
 
     def priorities(self) -> tuple[FromClause, ColumnElement[int]]:
         """All priorities, highest first, as a source, and its only column."""

@@ -83,10 +83,11 @@ _FIRST: Final = (
         "'PAUSED' OR status = 'WAITING' OR status = 'FAILED' OR status = 'CANCELED'"
     ),
     (
-        "CREATE INDEX ratchet_job_failed ON ratchet_job (id) WHERE status = 'FAILED'"
+        "CREATE INDEX ratchet_job_failed ON ratchet_job (status, id) WHERE status = 'FAILED'"
     ),
     (
-        "CREATE INDEX ratchet_job_failed_ended ON ratchet_job (ended_at DESC, id) WHERE status = 'FAILED'"
+        "CREATE INDEX ratchet_job_failed_ended ON ratchet_job (status, ended_at DESC, id) WHERE status = "
+        "'FAILED'"
     ),
     (
         "CREATE UNIQUE INDEX ratchet_job_holder ON ratchet_job (business_key) WHERE business_key IS NOT NULL "

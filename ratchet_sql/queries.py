@@ -38,7 +38,7 @@ from ratchet_sql.rows import (
     to_ms,
     uuid_from,
 )
-from ratchet_sql.schema import is_status, is_work, job, job_tag
+from ratchet_sql.schema import is_batch, is_status, is_work, job, job_tag
 from ratchet_sql.settling import Group, read_guards
 from ratchet_sql.submission import business_holders, counts_of
 
@@ -114,6 +114,9 @@ def _ms_up(instant: Any) -> int:
 
 def count(database: Database, selection: Selection) -> int:
     """See `ratchet.spi.store.JobStore.count`."""
+    if selection == Selection(statuses=selection.statuses) and selection.statuses:
+        counted = counts_of(database.read(sql.COUNTS))
+        return sum(counted[status] for status in selection.statuses)
     answer: int = _read(database, select(func.count()).select_from(job).where(*conditions(selection)))
     return answer
 
@@ -177,14 +180,16 @@ def page(selection: Selection, order: Order, limit: int, after: Cursor | None) -
     if order == "ended_desc" and selection.statuses and selection.statuses <= SETTLED:
         where.append(job.c.ended_at.is_not(None))  # true of all of them; lets the index be used
     statement = select(*[job.c[name] for name in JOB_COLUMNS])
-    if column is None:
-        if after is not None:
-            where.append(job.c.id > after.job_id)
-        return statement.where(*where).order_by(job.c.id).limit(limit)
     if after is not None:
-        where.append(_behind(column, after, descending=descending))
-    ordered = desc(column) if descending else column.asc()
-    return statement.where(*where).order_by(ordered, job.c.id).limit(limit)
+        where.append(
+            job.c.id > after.job_id if column is None else _behind(column, after, descending=descending)
+        )
+    first = job.c.id if column is None else column
+    if selection.statuses == {Status.RUNNING}:
+        # They are few, and all in one index: sorting them is cheaper than passing over all others in order.
+        first = SQLITE.unindexed(first)
+    ordered = [desc(first) if descending else first.asc()] + ([] if column is None else [job.c.id.asc()])
+    return statement.where(*where).order_by(*ordered).limit(limit)
 
 
 def _behind(column: ColumnElement[Any], after: Cursor, *, descending: bool) -> ColumnElement[bool]:
@@ -208,9 +213,8 @@ def health(database: Database, window: timedelta) -> Health:
 
     def work(execute: Execute) -> Health:
         now = database.now_ms()
-        pending = is_status(Status.PENDING)
-        by_priority = _groups(execute, job.c.priority, pending)
-        by_type = _groups(execute, job.c.type, pending)
+        by_priority = _pending(execute, job.c.priority)
+        by_type = _pending(execute, job.c.type)
         oldest = _run(
             execute, select(func.min(job.c.scheduled_time)).where(is_work, job.c.scheduled_time <= now)
         )
@@ -242,6 +246,14 @@ def _groups(execute: Execute, column: ColumnElement[Any], *where: ColumnElement[
     grouped = select(column.label("k"), func.count().label("n")).where(*where).group_by(column).subquery("g")
     found = json.loads(_run(execute, select(SQLITE.collect([grouped.c.k, grouped.c.n]))))
     return dict(found)
+
+
+def _pending(execute: Execute, column: ColumnElement[Any]) -> dict[Any, int]:
+    """Pending jobs by `column`, from the two indexes that hold them and nothing else."""
+    counted = _groups(execute, column, is_work)
+    for value, number in _groups(execute, column, is_batch).items():
+        counted[value] = counted.get(value, 0) + number
+    return counted
 
 
 def _percentile(execute: Execute, where: Sequence[ColumnElement[bool]], share: float) -> timedelta | None:

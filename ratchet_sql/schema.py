@@ -25,7 +25,7 @@ from ratchet.domain.job import JobType
 from ratchet.domain.lifecycle import HOLDS_BUSINESS_KEY, Status
 
 __all__ = [
-    "callback", "execution", "holds_business_key", "idempotency", "is_status", "is_work", "job", "job_tag",
+    "callback", "execution", "holds_business_key", "idempotency", "is_batch", "is_status", "is_work", "job", "job_tag",
     "literal", "metadata", "node", "schema",
 ]  # fmt: skip
 
@@ -114,6 +114,10 @@ is_work: Final = and_(is_status(Status.PENDING), job.c.type != literal(JobType.B
 """The job may be claimed once it is due: pending, and not a batch parent."""
 
 
+is_batch: Final = and_(is_status(Status.PENDING), job.c.type == literal(JobType.BATCH.value))
+"""A batch parent that has not settled: pending, and never claimed."""
+
+
 def _index(
     name: str, *columns: object, where: ColumnElement[bool] | None = None, unique: bool = False
 ) -> None:
@@ -123,7 +127,7 @@ def _index(
 _index("ratchet_job_id", job.c.id, unique=True)
 # claim: the first due ones of each executor and priority, and what becomes due next
 _index("ratchet_job_claim", job.c.executor, job.c.priority, job.c.scheduled_time, job.c.id, where=is_work)
-_index("ratchet_job_batch", job.c.id, where=and_(is_status(Status.PENDING), job.c.type == literal("BATCH")))
+_index("ratchet_job_batch", job.c.id, where=is_batch)
 # held, the orphan scan
 _index("ratchet_job_owner", job.c.picked_by, job.c.picked_at, where=is_status(Status.RUNNING))
 _index("ratchet_job_holder", job.c.business_key, unique=True, where=holds_business_key)
@@ -131,8 +135,11 @@ _index("ratchet_job_holder", job.c.business_key, unique=True, where=holds_busine
 _index("ratchet_job_created", desc(job.c.created_at), job.c.id)
 _index("ratchet_job_ended", desc(job.c.ended_at), job.c.id, where=job.c.ended_at.is_not(None))
 _index("ratchet_job_exceptional", job.c.status, desc(job.c.created_at), job.c.id, where=_EXCEPTIONAL)
-_index("ratchet_job_failed", job.c.id, where=is_status(Status.FAILED))
-_index("ratchet_job_failed_ended", desc(job.c.ended_at), job.c.id, where=is_status(Status.FAILED))
+# the dead-letter queue, oldest first and latest first; with the status in front, or the planner prefers the one above
+_index("ratchet_job_failed", job.c.status, job.c.id, where=is_status(Status.FAILED))
+_index(
+    "ratchet_job_failed_ended", job.c.status, desc(job.c.ended_at), job.c.id, where=is_status(Status.FAILED)
+)
 _index("ratchet_job_business_key", job.c.business_key, job.c.id, where=job.c.business_key.is_not(None))
 _index("ratchet_job_principal", job.c.principal, job.c.id, where=job.c.principal.is_not(None))
 

@@ -1,7 +1,7 @@
 """Changes: lifecycle rows applied to stored jobs, with their effects, many in one commit.
 
 Statements of `settle_many` over any number of jobs that end alike: five (BEGIN, read, update, history,
-COMMIT), one more if a callback is recorded, one more per further kind of outcome. `apply`: four.
+COMMIT), one more if a callback is recorded, one more per further kind of outcome. `apply`: five.
 """
 
 from __future__ import annotations

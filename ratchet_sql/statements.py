@@ -33,6 +33,7 @@ from ratchet_sql.schema import (
     execution,
     holds_business_key,
     idempotency,
+    is_batch,
     is_status,
     is_work,
     job,
@@ -385,8 +386,7 @@ def counts(d: SqlDialect) -> ClauseElement:
             continue
         counted = select(func.count()).select_from(job)
         if status is Status.PENDING:
-            batch = and_(is_status(status), job.c.type == literal("BATCH"))
-            parts.append(counted.where(is_work).scalar_subquery() + counted.where(batch).scalar_subquery())
+            parts.append(counted.where(is_work).scalar_subquery() + counted.where(is_batch).scalar_subquery())
         else:
             parts.append(counted.where(is_status(status)).scalar_subquery())
         names.append(status.value)

@@ -133,7 +133,7 @@ def test_file_gone(path: Path, store: SqliteStore, how: str) -> None:
     assert path.exists() == (how == "replaced")
     path.unlink(missing_ok=True)
     (keep / path.name).rename(path)
-    assert store.heartbeat(NODE)
+    assert store.heartbeat(NODE).tzinfo is not None
 
 
 def test_file_gone_is_noticed_without_a_heartbeat(path: Path, store: SqliteStore) -> None:

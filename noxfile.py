@@ -55,7 +55,7 @@ def lint(session: nox.Session) -> None:
         ("ruff", "check", "."),
         ("ruff", "format", "--check", "."),
         ("mypy", *_present(*TYPED)),
-        ("pyright", *_present(*PACKAGES)),
+        ("pyright", *_present(*PACKAGES), "tests/typing"),
         ("lint-imports",),
         ("python", "scripts/check_status_literals.py"),
         ("python", "scripts/render_lifecycle.py", "--check"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from ratchet.errors import ConfigurationError, MissingExtra, UnknownScheme
 from ratchet.spi.clock import Clock
 from ratchet.spi.plugin import StorePlugin
 from ratchet.spi.store import JobStore
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "ratchet.stores"
 
@@ -24,12 +28,14 @@ EXTRAS: Final = {
 """Schemes of our own stores -> the extra that installs them."""
 
 BUILT_IN: Final = {"memory": "ratchet.defaults.memory:plugin", "sqlite": "ratchet_sql.plugin:sqlite"}
-"""Also without installed metadata (a checkout on the path), the embedded stores are there."""
+"""The embedded stores are there without installed metadata, too (a checkout on the path), and nobody replaces them."""
 
 
 def _installed() -> dict[str, EntryPoint]:
-    found = {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
-    return found | {each.name: each for each in entry_points(group=GROUP)}
+    from importlib.metadata import EntryPoint, entry_points
+
+    found = {each.name: each for each in entry_points(group=GROUP)}
+    return found | {name: EntryPoint(name, value, GROUP) for name, value in BUILT_IN.items()}
 
 
 def store_plugin(url: str) -> StorePlugin:
@@ -44,12 +50,9 @@ def store_plugin(url: str) -> StorePlugin:
     scheme = scheme.partition("+")[0] if scheme not in EXTRAS else scheme
     if not separator or not scheme:
         raise ConfigurationError(f"{_shown(url)!r} is not a store URL; write one like sqlite:///jobs.db")
-    installed = _installed()
-    point = installed.get(scheme)
-    if point is None:
-        raise UnknownScheme(_unknown(scheme, sorted(installed)))
+    load = _loader(scheme)
     try:
-        plugin = point.load()
+        plugin = load()
     except ImportError as error:
         extra = EXTRAS.get(scheme, scheme)
         raise MissingExtra(
@@ -57,8 +60,20 @@ def store_plugin(url: str) -> StorePlugin:
             f"install it with: pip install 'ratchet-jobs[{extra}]'"
         ) from error
     if not isinstance(plugin, StorePlugin):
-        raise ConfigurationError(f"entry point {point.value!r} for {scheme}:// has no open(url, ...)")
+        raise ConfigurationError(f"the entry point for {scheme}:// has no open(url, ...)")
     return plugin
+
+
+def _loader(scheme: str) -> Callable[[], object]:
+    if (
+        scheme in BUILT_IN
+    ):  # without a look at everything that is installed, which takes as long as all the rest
+        module, _, name = BUILT_IN[scheme].partition(":")
+        return lambda: getattr(import_module(module), name)
+    installed = _installed()
+    if scheme not in installed:
+        raise UnknownScheme(_unknown(scheme, sorted(installed)))
+    return installed[scheme].load
 
 
 def open_store(url: str, *, clock: Clock | None = None, auto_upgrade: bool = False) -> JobStore:

@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     try:
-        from ratchet.cli.app import app
+        if words[:1] == ["worker"]:
+            from ratchet.cli.work import app
+        else:
+            from ratchet.cli.app import app  # the same, with every other command added to it
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
             raise

@@ -272,6 +272,8 @@ class RetryAfter(RatchetError):
     """Fail this attempt and retry no earlier than `delay` from now, if a retry is left (section 7)."""
 
     def __init__(self, delay: timedelta, message: str | None = None) -> None:
+        if not isinstance(delay, timedelta):
+            raise UsageError(f"RetryAfter takes a timedelta, not {type(delay).__name__}")
         super().__init__(message or f"retry after {delay}")
         self.delay = delay
 
@@ -303,5 +305,8 @@ def permanent_reason(cls: type[BaseException]) -> str | None:
     """The reason with which exactly this class was marked, if it was."""
     if cls is DoNotRetry:
         return "DoNotRetry"
-    reason: str | None = cls.__dict__.get(_NO_RETRY)
-    return reason
+    try:
+        reason: object = cls.__dict__.get(_NO_RETRY)
+    except BaseException:  # noqa: BLE001 - a metaclass may answer anything, and a job is about to be settled
+        return None
+    return reason if isinstance(reason, str) else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Final, cast
 
-from ratchet.errors import CancellationRequested, RetryAfter, UsageError, permanent_reason
+from ratchet.errors import CancellationRequested, DoNotRetry, RetryAfter, UsageError, permanent_reason
 
 _ZERO: Final = timedelta()
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -137,44 +137,72 @@ class RetryAnswer:
 PASS_THROUGH: Final = RetryAnswer()
 
 
+# -- looking into an exception ---------------------------------------------------------------------
+#
+# A job may raise an exception that is built, or has gone wrong, so that looking into it raises: nothing
+# below does, whatever it meets, since whoever asks is about to settle the job.
+
+
 def causes(error: BaseException) -> Iterator[BaseException]:
     """`error`, its causes and unsuppressed contexts, and members of groups; each once, however cyclic."""
     seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
+    pending: list[object] = [error]
     while pending:
         current = pending.pop()
-        if current is None or id(current) in seen:
+        if not issubclass(type(current), BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
-        yield current
-        pending.append(current.__cause__)
-        if not current.__suppress_context__:
-            pending.append(current.__context__)
-        if isinstance(current, BaseExceptionGroup):
-            pending.extend(current.exceptions)
+        yield cast("BaseException", current)
+        pending.append(_part(current, "__cause__"))
+        if not _part(current, "__suppress_context__"):
+            pending.append(_part(current, "__context__"))
+        if issubclass(type(current), BaseExceptionGroup):
+            members = _part(current, "exceptions")
+            pending.extend(members if type(members) is tuple else ())
 
 
-def do_not_retry_reason(error: BaseException) -> str | None:
-    """Why `error` must not be retried: the reason of the first marked class in its chain; None if none is."""
+def _part(error: object, name: str) -> object:
+    try:
+        return getattr(error, name)
+    except BaseException:  # noqa: BLE001 - see above
+        return None
+
+
+_READY_MADE: Final = f"{DoNotRetry.__module__}.{DoNotRetry.__qualname__}: "
+
+
+def do_not_retry_reason(error: BaseException, sanitize: Callable[[BaseException], str]) -> str | None:
+    """Why `error` must not be retried: the reason of the first marked class in its chain; None if none is.
+
+    Args:
+        error: what a body raised.
+        sanitize: makes text of a `DoNotRetry`, whose message is its reason; never raises.
+    """
     for cause in causes(error):
         reason = permanent_reason(type(cause))
         if reason is not None:
-            return str(cause) or reason if reason == "DoNotRetry" else reason
+            return sanitize(cause).removeprefix(_READY_MADE) if type(cause) is DoNotRetry else reason
     return None
 
 
 def retry_after(error: BaseException) -> timedelta | None:
     """The delay that the body asked for with `RetryAfter`, if it did."""
-    return error.delay if isinstance(error, RetryAfter) else None
+    if not issubclass(type(error), RetryAfter):
+        return None
+    delay = _part(error, "delay")
+    return max(delay, _ZERO) if isinstance(delay, timedelta) else None
 
 
 def answers_request(error: BaseException, attempt_token: object) -> bool:
     """True if `error` is (or has as a cause) a `CancellationRequested` made after the request, in this attempt."""
     seen: set[int] = set()
-    current: BaseException | None = error
+    current: object = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        if isinstance(current, CancellationRequested) and current.attempt_token is attempt_token:
+        if (
+            issubclass(type(current), CancellationRequested)
+            and _part(current, "attempt_token") is attempt_token
+        ):
             return attempt_token is not None
-        current = current.__cause__
+        current = _part(current, "__cause__")
     return False

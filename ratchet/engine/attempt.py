@@ -55,6 +55,11 @@ MAX_ERROR: Final = 2_000
 TOO_LARGE: Final = '{"__ratchet__":"result-too-large","size":%d}'
 
 
+def with_reason(error: str, reason: str) -> str:
+    """The stored error of a job that is not retried."""
+    return error if error.endswith(reason) else f"{error} [{reason}]"[:MAX_ERROR]
+
+
 def unencodable(error: str) -> str:
     """The stored error of a job whose result cannot travel."""
     return f"result not serialisable: {error}"[:MAX_ERROR]
@@ -317,10 +322,10 @@ class Pipeline:
         if reason is not None and (cancel_was_ours or answers_request(error, context)):
             return Ended(attempt, self.stopped(attempt, reason, duration), now)
         text = self.sanitize(error)
-        permanent = do_not_retry_reason(error)
+        permanent = do_not_retry_reason(error, self.sanitize)
         if permanent is not None:
             log.warning("job %s failed for good: %s", attempt.claim.job_id, permanent)
-            outcome: Failed = failed_for_good(f"{text} [{permanent}]"[:2000], duration, reason=permanent)
+            outcome: Failed = failed_for_good(with_reason(text, permanent), duration, reason=permanent)
             answer = PASS_THROUGH
         else:
             outcome = failed(text, duration, retry_after=retry_after(error))
@@ -349,7 +354,7 @@ class Pipeline:
             if not self.retry_policy.should_retry(attempt_number, error):
                 return RetryAnswer(retry=False)
             delay = self.retry_policy.delay(attempt_number)
-            return RetryAnswer(delay=delay) if delay else PASS_THROUGH
-        except Exception as broken:  # noqa: BLE001 - the policy is user code
+            return RetryAnswer(delay=delay + timedelta()) if delay else PASS_THROUGH
+        except BaseException as broken:  # noqa: BLE001 - the policy is user code, also where it adds no timedelta
             log.error("the retry policy raised %s; the job's own options decide", type(broken).__name__)
             return PASS_THROUGH

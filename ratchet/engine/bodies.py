@@ -22,7 +22,7 @@ from ratchet.domain.outcome import (
     released,
     succeeded,
 )
-from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline, unencodable
+from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline, unencodable, with_reason
 from ratchet.engine.slots import call_in_thread
 from ratchet.errors import JobError
 
@@ -60,10 +60,23 @@ class Bodies:
         if ended.attempt.take_verdict():
             self._settler.put(ended)
 
+    def _broken(self, attempt: Attempt, error: BaseException) -> None:
+        """An error of ours, or of code that an application lent us: it fails the attempt like one of the body's."""
+        log.error("job %s could not be run to its end: %s", attempt.claim.job_id, type(error).__name__)
+        self.finish(Ended(attempt, failed(self._pipeline.sanitize(error), timedelta()), time.monotonic()))
+
     # -- threads
 
     def in_thread(self, attempt: Attempt) -> None:
         """Execute on this thread."""
+        try:
+            self._in_thread(attempt)
+        except HardStop:
+            raise
+        except BaseException as error:  # noqa: BLE001 - every path ends in a settled or claimable job
+            self._broken(attempt, error)
+
+    def _in_thread(self, attempt: Attempt) -> None:
         self._settler.wait_for_room()
         pipeline = self._pipeline
         outcome = pipeline.gates(attempt)
@@ -106,6 +119,13 @@ class Bodies:
 
     def gate_async(self, attempt: Attempt) -> Callable[[], Awaitable[Any]] | None:
         """Run the gates on a helper thread; answers what to await on the loop, or None if it ended here."""
+        try:
+            return self._gate_async(attempt)
+        except BaseException as error:  # noqa: BLE001 - see in_thread
+            self._broken(attempt, error)
+            return None
+
+    def _gate_async(self, attempt: Attempt) -> Callable[[], Awaitable[Any]] | None:
         self._settler.wait_for_room()
         pipeline = self._pipeline
         outcome: Outcome | None = pipeline.gates(attempt)
@@ -138,18 +158,27 @@ class Bodies:
         error: BaseException | None,
         cancel_was_ours: bool,
     ) -> None:
-        """The body on the loop has ended."""
-        if error is not None:
-            ended = self._pipeline.raised(attempt, error, cancel_was_ours=cancel_was_ours)
-        else:
-            ended = self._pipeline.returned(attempt, result)
-        self._measure(attempt, ended)
-        self.finish(ended)
+        """The body on the loop has ended. With an error it is called on a thread: its text is the job's code."""
+        try:
+            if error is not None:
+                ended = self._pipeline.raised(attempt, error, cancel_was_ours=cancel_was_ours)
+            else:
+                ended = self._pipeline.returned(attempt, result)
+            self._measure(attempt, ended)
+            self.finish(ended)
+        except BaseException as problem:  # noqa: BLE001 - see in_thread
+            self._broken(attempt, problem)
 
     # -- child processes
 
     def in_process(self, attempt: Attempt) -> None:
         """Execute in the child process of this thread's slot."""
+        try:
+            self._in_process(attempt)
+        except BaseException as error:  # noqa: BLE001 - see in_thread
+            self._broken(attempt, error)
+
+    def _in_process(self, attempt: Attempt) -> None:
         from ratchet.engine.child_wire import BodyRequest
 
         self._settler.wait_for_room()
@@ -226,7 +255,7 @@ class Bodies:
         if reply.unencodable_result:
             return Ended(attempt, failed_for_good(unencodable(reply.error), duration, reason="result"), at)
         if reply.do_not_retry is not None:
-            text = f"{reply.error} [{reply.do_not_retry}]"[:2000]
+            text = with_reason(reply.error, reply.do_not_retry)
             return Ended(attempt, failed_for_good(text, duration, reason=reply.do_not_retry), at)
         wait = None if reply.retry_after is None else timedelta(seconds=reply.retry_after)
         message = reply.error.removeprefix(f"{reply.type_name}: ")

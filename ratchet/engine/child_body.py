@@ -233,24 +233,15 @@ class BodyRunner:
     def _raised(
         self, error: BaseException, attempt: Attempt, context: JobContext, *, duration: float, ended: float
     ) -> Raised:
-        permanent: str | None = None
-        delay: float | None = None
-        cancellation = False
-        # Each looks into an exception that may be built to break whoever does.
-        with contextlib.suppress(BaseException):
-            cancellation = answers_request(error, context.attempt_token) or (
-                attempt.task_canceled and _is_cancelled_error(error)
-            )
-        with contextlib.suppress(BaseException):
-            permanent = do_not_retry_reason(error)
-        with contextlib.suppress(BaseException):
-            asked = retry_after(error)
-            delay = None if asked is None else asked.total_seconds()
+        asked = retry_after(error)
+        cancellation = answers_request(error, context.attempt_token) or (
+            attempt.task_canceled and _is_cancelled_error(error)
+        )
         return Raised(
             type_name=_type_name(error),
             error=self._sanitize(error),
-            do_not_retry=permanent,
-            retry_after=delay,
+            do_not_retry=do_not_retry_reason(error, self._sanitize),
+            retry_after=None if asked is None else asked.total_seconds(),
             cancellation=cancellation,
             duration=duration,
             age=time.monotonic() - ended,
@@ -286,9 +277,14 @@ async def _supervise(
 
 def _is_cancelled_error(error: BaseException) -> bool:
     asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+    return asyncio is not None and issubclass(type(error), asyncio.CancelledError)
 
 
 def _type_name(error: BaseException) -> str:
     cls = type(error)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        return str(
+            cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+        )
+    except BaseException:  # noqa: BLE001 - a metaclass may answer anything
+        return "Exception"

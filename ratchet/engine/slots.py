@@ -99,8 +99,8 @@ class ThreadSlots:
                 run(attempt)
             except HardStop:
                 hit = True
-            except BaseException:
-                log.exception("internal error in a %s slot", self.name)
+            except BaseException as error:  # noqa: BLE001 - a slot outlives whatever it meets
+                log.error("internal error in a %s slot: %s", self.name, type(error).__name__)
             hit = hit or attempt.hard_stopped
             attempt.ended = True
             running.pop(ident, None)
@@ -216,11 +216,14 @@ class LoopSlots:
                 ).start()
             threading.Thread(target=self._dispatch, name="ratchet-loop-gate", daemon=True).start()
 
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_forever()
+            while not self._closed:
+                try:
+                    loop.run_forever()
+                except BaseException as error:  # noqa: BLE001 - SystemExit of a task that a job left behind
+                    log.error("a task left behind by a job raised %s on the loop", type(error).__name__)
         finally:
             _end_tasks(loop)
             with suppress(Exception):
@@ -308,8 +311,7 @@ class LoopSlots:
             try:
                 loop.call_soon_threadsafe(self._begin, attempt, call)
             except RuntimeError as error:  # the application closed its loop
-                self._ended(attempt, None, error, False)  # noqa: FBT003
-                self._done(attempt)
+                self._end(attempt, None, error, False)  # noqa: FBT003
 
     def _begin(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
         loop = self._loop
@@ -323,17 +325,22 @@ class LoopSlots:
 
     async def _body(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
         result: object = None
-        error: BaseException | None = None
         try:
-            try:
-                result = await call()
-            except BaseException as raised:  # noqa: BLE001 - SystemExit and the like end the attempt, not the loop
-                error = raised
-            self._ended(
-                attempt, result, error, isinstance(error, asyncio.CancelledError) and attempt in self._cancels
-            )
+            result = await call()
+        except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the attempt, not the loop
+            ours = attempt in self._cancels and issubclass(type(error), asyncio.CancelledError)
+            # Making text of it runs the job's code, which may block: not on the loop. So many threads at
+            # most as there are slots, since the slot is held until the outcome is handed over.
+            threading.Thread(
+                target=self._end, args=(attempt, None, error, ours), name="ratchet-loop-error", daemon=True
+            ).start()
+        else:
+            self._end(attempt, result, None, False)  # noqa: FBT003
+
+    def _end(self, attempt: Attempt, result: object, error: BaseException | None, ours: bool) -> None:
+        try:
+            self._ended(attempt, result, error, ours)
         finally:
-            error = None
             self._done(attempt)
 
     def _on_request(self, attempt: Attempt, reason: str) -> None:
@@ -382,5 +389,5 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        with suppress(Exception):
+        with suppress(BaseException):  # a task may answer its cancellation with SystemExit
             loop.run_until_complete(asyncio.wait(tasks, timeout=2.0))

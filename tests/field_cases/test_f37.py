@@ -36,7 +36,21 @@ LITERAL: Final = (
     "a.b", "$set", "_id", "__proto__", "100%", "%", "a_b", "_", "a*", "*", ".*", "^a$", "[ab]", "(a|b)", "a\\b", "\\",
     "\\%", "a?b", "{a}", "'", '"', "''; drop table jobs; --", "a b", "k=v&x", "ключ", "null", "[]", "\x01",
 )  # fmt: skip
-DECOYS: Final = ("axb", "set", "xid", "1000", "anything", "a%b", "aab", "b", "ab", "a/b", "aXb", "A.C", "a.bc")
+DECOYS: Final = (
+    "axb",
+    "set",
+    "xid",
+    "1000",
+    "anything",
+    "a%b",
+    "aab",
+    "b",
+    "ab",
+    "a/b",
+    "aXb",
+    "A.C",
+    "a.bc",
+)
 
 
 def look(value: Any, *, keyword: Any, expected: str) -> Any:

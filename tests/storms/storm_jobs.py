@@ -1,4 +1,4 @@
-"""The jobs of the storms, and the worker process that runs them (`python -m storm_jobs URL FOLDER ...`)."""
+"""The jobs of the storms, and the worker process that runs them (`main`)."""
 
 from __future__ import annotations
 
@@ -62,9 +62,3 @@ def main() -> None:
     _append("started", f"{os.getpid()}\n")
     done.wait()
     scheduler.stop(10)
-
-
-if __name__ == "__main__":
-    from storm_jobs import main as importable_main
-
-    importable_main()

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ class Cluster:
     def spawn(self) -> subprocess.Popen[bytes]:
         """One more worker."""
         return subprocess.Popen(
-            [sys.executable, "-m", "storm_jobs", self.url, str(THREADS)], env=self.environment
+            [sys.executable, "-c", "import storm_jobs; storm_jobs.main()", self.url, str(THREADS)],
+            env=self.environment,
         )
 
     def has_started(self, process: subprocess.Popen[bytes]) -> bool:
@@ -117,8 +119,7 @@ def test_books_balance_after_kills_and_stops(
 ) -> None:
     """5,000 jobs, a signal a second: every job settles, no claim runs twice, no stale write is applied."""
     monkeypatch.syspath_prepend(str(HERE))
-    import storm_jobs
-
+    storm_jobs = import_module("storm_jobs")
     url = f"sqlite:///{tmp_path / 'storm.db'}"
     jobs = scaled(5000, least=400)
     milliseconds = max(20, 1000 * 15 * THREADS * 2 // jobs)  # long enough for a dozen signals at any scale

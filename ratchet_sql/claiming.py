@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ratchet.domain.lifecycle import UNSCHEDULED
 from ratchet.domain.priority import claim_order
 from ratchet.spi.store import Claimed, ClaimRequest
 from ratchet_sql import rendered as sql
 from ratchet_sql.connection import Database, Execute
-from ratchet_sql.rows import claim_from, dumps, from_ms, to_ms, uuid_from
-
-_NEVER = to_ms(UNSCHEDULED)
+from ratchet_sql.rows import claim_from, dumps, from_ms, uuid_from
 
 
 @dataclass(slots=True)
@@ -46,13 +43,13 @@ def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claime
     if not backlog or request.limit <= 0:
         database.file.check()
         now = database.now_ms()
-        first = json.loads(database.read(statement, {**parameters, "rows": 1}))
+        first = json.loads(database.read(statement, {**parameters, "rows": 1, "now": now}))
         choice = choose(first, request, limits, now)
         if not choice.ids:
             return Claimed([], more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
 
     def work(execute: Execute, now: int) -> Claimed:
-        found = json.loads(execute(statement, parameters).fetchone()[0])
+        found = json.loads(execute(statement, {**parameters, "now": now}).fetchone()[0])
         chosen = choose(found, request, limits, now)
         picked_at = from_ms(now)
         if not chosen.ids:
@@ -79,28 +76,25 @@ def _look(request: ClaimRequest, limits: dict[str, int]) -> tuple[str, dict[str,
 
 
 def choose(
-    branches: list[tuple[str, int, list[tuple[int, str]]]],
+    branches: list[tuple[str, int, list[tuple[int, str]], int | None]],
     request: ClaimRequest,
     limits: dict[str, int],
     now_ms: int,
 ) -> Choice:
     """Merge the branches by effective priority, within the limits. Pure.
 
-    A branch is (executor, priority, its first rows by due time and id), one row longer than any limit, so
-    that a row left over tells of more; its first row that is not due tells when there will be.
+    A branch is (executor, priority, its first due rows by due time and id, when its next one becomes due);
+    the rows are one more than any limit, so that one left over tells of more.
     """
     due: list[tuple[Any, str, str]] = []
     choice = Choice()
     now, boost = from_ms(now_ms), request.boost_interval
-    for executor, priority, rows in branches:
+    for executor, priority, rows, following in branches:
+        if following is not None and (choice.next_due is None or following < choice.next_due):
+            choice.next_due = following
         for scheduled, job_id in rows:
-            if scheduled > now_ms:
-                if scheduled != _NEVER and (choice.next_due is None or scheduled < choice.next_due):
-                    choice.next_due = scheduled
-                break
-            due.append(
-                (claim_order(priority, from_ms(scheduled), uuid_from(job_id), now, boost), executor, job_id)
-            )
+            order = claim_order(priority, from_ms(scheduled), uuid_from(job_id), now, boost)
+            due.append((order, executor, job_id))
     if len(due) > 1:
         due.sort()
     left = dict(limits)

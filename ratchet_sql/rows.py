@@ -11,6 +11,7 @@ from uuid import UUID
 
 from ratchet.domain.job import Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import (
+    UNSCHEDULED,
     AttemptEnd,
     Execution,
     Status,
@@ -85,6 +86,10 @@ def optional_ms(ms: int | None) -> datetime | None:
 def uuid_from(text: str) -> UUID:
     """The id that was stored (twice as fast as `UUID(text)`, which allows for other spellings)."""
     return UUID(int=int(text.replace("-", ""), 16))
+
+
+NEVER: Final = to_ms(UNSCHEDULED)
+"""The due time of a blocked step."""
 
 
 def column_value(value: object) -> str | int | None:

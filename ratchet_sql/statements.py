@@ -26,6 +26,7 @@ from ratchet_sql.rows import (
     GUARD_COLUMNS,
     INSERT_COLUMNS,
     JOB_COLUMNS,
+    NEVER,
     NODE_COLUMNS,
 )
 from ratchet_sql.schema import (
@@ -134,25 +135,33 @@ def get_guards(d: SqlDialect) -> ClauseElement:
 def _candidates(d: SqlDialect, *filters: ColumnElement[bool]) -> ClauseElement:
     wanted = func.json_each(_param("executors")).table_valued("value", name="e")
     priorities, priority = d.priorities()
+    branch = (job.c.executor == wanted.c.value, job.c.priority == priority, is_work, *filters)
     first = (
         select(job.c.scheduled_time, job.c.id)
-        .where(job.c.executor == wanted.c.value, job.c.priority == priority, is_work, *filters)
+        .where(*branch, job.c.scheduled_time <= _number("now"))
         .order_by(job.c.scheduled_time, job.c.id)
         .limit(_number("rows"))
         .offset(literal(0))
         .correlate(wanted, priorities)
         .subquery("c")
     )
-    branch = (
+    due = (
         select(d.collect([first.c.scheduled_time, first.c.id]))
         .correlate(wanted, priorities)
         .scalar_subquery()
     )
-    return select(d.collect([wanted.c.value, priority, d.nested(branch)])).select_from(wanted, priorities)
+    following = (
+        select(func.min(job.c.scheduled_time))
+        .where(*branch, job.c.scheduled_time > _number("now"), job.c.scheduled_time < literal(NEVER))
+        .correlate(wanted, priorities)
+        .scalar_subquery()
+    )
+    answer = d.collect([wanted.c.value, priority, d.nested(due), following])
+    return select(answer).select_from(wanted, priorities)
 
 
 def candidates(d: SqlDialect) -> ClauseElement:
-    """The first rows of each executor and priority: (executor, priority, [(scheduled time, id)])."""
+    """Of each executor and priority: (executor, priority, [first due (scheduled time, id)], next due time)."""
     return _candidates(d)
 
 

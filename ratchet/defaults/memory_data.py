@@ -203,6 +203,7 @@ class MemoryData:
         if reason is not None:
             return Refused(change.job_id, record.job(), reason)
         submitted = self._submitted(record, settlement) if settlement.effects else ()
+        owner = record.picked_by  # of the claim that ends: a row that leads back to PENDING clears it
         self.transition(record, change, now)
         for new in submitted:
             self.add(new, now)
@@ -211,7 +212,7 @@ class MemoryData:
                 told = PendingCallback(
                     record.new.id, record.claim_seq, effect.name, effect.target, effect.argument
                 )
-                mine = self.callbacks.setdefault(record.picked_by, {})
+                mine = self.callbacks.setdefault(owner, {})
                 mine[record.key, record.claim_seq, effect.name] = told
         status = record.status
         waited = record.queue_wait if status in SETTLED else None

@@ -15,7 +15,7 @@ import pytest
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
 from ratchet.spi.store import ClaimRequest, NodeInfo, RecoverRequest, Selection
-from ratchet_sql import files, migrations, queries, rendered
+from ratchet_sql import migrations, queries, rendered
 from ratchet_sql.store import SqliteStore
 from tests.store.harness import new_job
 
@@ -104,7 +104,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         connection.set_progress_handler(tick, 100)
         return connection
 
-    monkeypatch.setattr(files.sqlite3, "connect", counting)
+    monkeypatch.setattr(sqlite3, "connect", counting)
     return done
 
 

@@ -12,7 +12,6 @@ import pytest
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.spi.store import NodeInfo, RecoverRequest
-from ratchet_sql import files
 from ratchet_sql.store import SqliteStore
 from tests.store.harness import new_job, request
 
@@ -30,7 +29,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         connection.set_trace_callback(statements.append)
         return connection
 
-    monkeypatch.setattr(files.sqlite3, "connect", traced)
+    monkeypatch.setattr(sqlite3, "connect", traced)
     return statements
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
@@ -744,7 +745,9 @@ class Scheduler:
 
 def _settings_from_environment() -> Settings | None:
     """The settings model is loaded only if there is something to read."""
-    if not any(name.upper().startswith("RATCHET_") and "__" in name for name in os.environ):
+    groups = {f"RATCHET_{field.name.upper()}" for field in fields(Settings)}
+    names = [name.upper() for name in os.environ]
+    if not any(name in groups or (name.startswith("RATCHET_") and "__" in name) for name in names):
         return None
     from ratchet.config import RatchetSettings
 

@@ -221,7 +221,7 @@ class InlineNode:
 
         if self._loop is None:
             self._loop = asyncio.Runner()
-            weakref.finalize(self, self._loop.close)
+            weakref.finalize(self, _off_loop, self._loop.close)
         return self._loop.run(body(), context=contextvars.Context())
 
     def _by_store_time(self, claim: Claim, outcome: Outcome, ran: timedelta) -> Outcome:
@@ -273,7 +273,7 @@ class InlineNode:
         """Let go of the event loop, if there is one."""
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.close()
+            _off_loop(loop.close)
 
 
 class _NotingPipeline(Pipeline):

@@ -2,7 +2,8 @@
 
 One writer per process, behind a lock: SQLite lets one connection write at a time anyway, and a queue of
 threads before a lock of this process is fairer and cheaper than a queue of connections before the file's.
-Readers are separate, so that a slow one never keeps a writer waiting (WAL).
+Readers are separate, so that a slow one never keeps a writer waiting (WAL). They are few and kept: SQLite
+cannot really close a file while another connection of the process has locks on it.
 
 Waiting for another process is our own. SQLite's handler sleeps up to 100 ms between two tries, while a
 commit takes a tenth of a millisecond; ours starts below a millisecond, draws each pause at random, and
@@ -29,7 +30,7 @@ from ratchet_sql.translate import is_broken, is_busy, translated
 
 T = TypeVar("T")
 
-_IDLE_READERS: Final = 4
+_MOST_READERS: Final = 8
 _FIRST_PAUSE: Final = 0.0003
 _LONGEST_PAUSE: Final = 0.005
 _FORK_PATIENCE: Final = 30.0
@@ -91,6 +92,7 @@ class Database:
         with self._readers:
             self._closed = True
             idle, self._idle = self._idle, []
+            self._readers.notify_all()
         for connection in idle:
             close(connection)
         with self._lock:
@@ -212,7 +214,7 @@ class Database:
 
     def _take_reader(self) -> sqlite3.Connection:
         with self._readers:
-            while self._frozen:
+            while not self._closed and (self._frozen or self._reading >= _MOST_READERS):
                 self._readers.wait()
             if self._closed:
                 raise StoreClosed("the store was closed")
@@ -237,12 +239,11 @@ class Database:
         with self._readers:
             self._reading -= 1
             if connection is not None:
-                if self._closed or self._frozen or len(self._idle) >= _IDLE_READERS:
+                if self._closed or self._frozen:
                     close(connection)
                 else:
                     self._idle.append(connection)
-            if self._frozen:
-                self._readers.notify_all()
+            self._readers.notify_all()
 
     # -- forks
 

@@ -27,6 +27,7 @@ from ratchet.domain.lifecycle import SETTLED, Status, Trigger
 from ratchet.domain.outcome import Deferred, Discarded, Failed
 from ratchet.domain.settlement import RunCallback, Settlement
 from ratchet.engine.attempt import Ended, Pipeline
+from ratchet.engine.logs import traced
 from ratchet.engine.polling import error_delay
 from ratchet.errors import JobError, ResultNotStored, StoreError
 from ratchet.spi.store import JobStore, PendingCallback, Refused, SettleAnswer, Settled
@@ -258,8 +259,8 @@ class Callbacks:
                 self._running += 1
             try:
                 self._run(call)
-            except BaseException:
-                log.exception("internal error in a callback")
+            except BaseException as error:  # noqa: BLE001 - the thread serves the next one
+                log.error("internal error in a callback\n%s", traced(error))
             finally:
                 del call
                 with self._ready:

@@ -10,11 +10,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from ratchet.defaults.sanitizer import sanitize_text
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.outcome import timed_out
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.engine.attempt import Attempt, Ended
 from ratchet.engine.identity import is_gone
+from ratchet.engine.logs import told, traced
 from ratchet.errors import StoreError
 from ratchet.spi.store import JobStore, NodeInfo, Orphan, RecoverRequest, Settled
 
@@ -57,12 +59,12 @@ class Loop:
             try:
                 delay = self._step()
                 self.failures = 0
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the loop goes on
                 self.failures += 1
                 delay = min(1.0, 0.1 * 2 ** min(self.failures, 4))
                 if self.failures & (self.failures - 1) == 0:
-                    log.warning("%s failed (%d in a row): %s: %s", self.name, self.failures, type(error).__name__,
-                                error, exc_info=not isinstance(error, StoreError))  # fmt: skip
+                    text = told(error) if isinstance(error, StoreError) else traced(error)
+                    log.warning("%s failed (%d in a row): %s", self.name, self.failures, text)
 
 
 class Heartbeat:
@@ -299,7 +301,7 @@ class Sweep:
                 self._wake()
             failed = sum(not self._fail(orphan) for orphan in recovery.exhausted)
             for problem in recovery.errors:
-                log.error("a job could not be recovered and is tried again: %s", problem)
+                log.error("a job could not be recovered and is tried again: %s", sanitize_text(problem))
             progress = len(recovery.recovered) + len(recovery.exhausted) - failed
             if not recovery.more or not progress:
                 return
@@ -315,7 +317,7 @@ class Sweep:
             change = Change(Trigger.CRASH_FAIL, job.id, orphan.claim_seq, error=error)
             answer = self._store.settle(Settlement(change, effects))
         except StoreError as problem:
-            log.error("job %s could not be failed and is tried again: %s", orphan.job_id, problem)
+            log.error("job %s could not be failed and is tried again: %s", orphan.job_id, told(problem))
             return False
         if isinstance(answer, Settled):
             log.error("job %s failed: %s", job.id, error)

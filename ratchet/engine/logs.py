@@ -1,13 +1,17 @@
-"""Puts job id, attempt and node into every log record of a body (section 5)."""
+"""What goes into log records: of a body its job, attempt and node (section 5), of an error no secret (section 7)."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from typing import Any
+import traceback
+from typing import Any, Final
 
 from ratchet.context import current_job_or_none
+from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize, sanitize_text
 
+_TRACE_LIMIT: Final = 20_000
+_sanitizer: Final = DefaultErrorSanitizer()
 _lock = threading.Lock()
 _installed = False
 
@@ -37,3 +41,16 @@ def install() -> None:
             return record
 
         logging.setLogRecordFactory(factory)
+
+
+def told(error: BaseException) -> str:
+    """An error as our own log may show it: ``Type: message`` without secrets. Never raises."""
+    return safe_sanitize(_sanitizer, error)
+
+
+def traced(error: BaseException) -> str:
+    """Its traceback, likewise: source lines and the messages of causes may have secrets, too. Never raises."""
+    try:
+        return sanitize_text("".join(traceback.format_exception(error)).rstrip(), limit=_TRACE_LIMIT)
+    except BaseException:  # noqa: BLE001 - formatting runs the code of whatever was raised
+        return told(error)

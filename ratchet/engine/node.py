@@ -436,7 +436,7 @@ class Node:
             try:
                 self.store.forget_node(self.info.incarnation)
             except StoreError as error:
-                log.warning("this node could not deregister: %s", error)
+                log.warning("this node could not deregister: %s", logs.told(error))
 
 
 def _pace(settings: PollingSettings) -> PollSettings:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import UNSCHEDULED
 from ratchet.engine.attempt import Attempt
+from ratchet.engine.logs import told
 from ratchet.engine.polling import (
     Observation,
     PollSettings,
@@ -217,9 +218,7 @@ class Poller:
             except Exception as error:  # noqa: BLE001 - whatever a store raises, the poller goes on
                 self._failures += 1
                 if self._failures & (self._failures - 1) == 0:
-                    log.warning(
-                        "claiming failed (%d in a row): %s: %s", self._failures, type(error).__name__, error
-                    )
+                    log.warning("claiming failed (%d in a row): %s", self._failures, told(error))
                 # Wake-ups do not cut the wait short, stopping does.
                 self._stop.wait(error_delay(self._failures, jitter=random.random()))
                 delay, self._asked = 0.0, True

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
+from ratchet.domain.lifecycle import target_of
 from ratchet.domain.outcome import decide
 from ratchet.domain.settlement import Settlement
 from ratchet.engine.attempt import Ended
+from ratchet.engine.logs import told, traced
 from ratchet.engine.polling import error_delay
 from ratchet.errors import StoreError
-from ratchet.spi.store import JobStore, Refused, SettleAnswer
+from ratchet.spi.store import JobStore, Refused, SettleAnswer, Settled
 
 log = logging.getLogger("ratchet.engine")
 
@@ -92,8 +94,8 @@ class Settler:
             group, last = self._gather(first)
             try:
                 self._write(group)
-            except BaseException:
-                log.exception("internal error while settling; the claims are left to recovery")
+            except BaseException as error:  # noqa: BLE001 - the thread serves the next group
+                log.error("internal error while settling; the claims are left to recovery\n%s", traced(error))
             self._in_flight = 0
             with self._room:
                 self._room.notify_all()
@@ -126,11 +128,11 @@ class Settler:
             )
         settlements = [settlement for _, settlement in entries if settlement is not None]
         answers = iter(self._commit(settlements, now)) if settlements else iter(())
-        told = [
+        answered = [
             (ended, settlement, next(answers, None) if settlement is not None else None)
             for ended, settlement in entries
         ]
-        self._answered(told)
+        self._answered(answered)
 
     def _commit(self, settlements: list[Settlement], since: float) -> Sequence[SettleAnswer]:
         failures = 0
@@ -139,21 +141,49 @@ class Settler:
                 if failures:
                     settlements = _older(settlements, time.monotonic() - since)
                     since = time.monotonic()
-                return self._store.settle_many(settlements)
-            except Exception as error:
+                answers = self._store.settle_many(settlements)
+                if failures:
+                    answers = [self._recognize(*each) for each in zip(settlements, answers, strict=True)]
+                return answers
+            except Exception as error:  # noqa: BLE001 - a third party's store; the outcome is kept whatever it raises
                 if not isinstance(error, StoreError):
                     if len(settlements) > 1:  # one bad entry must not hold up the others
                         return [answer for each in settlements for answer in self._commit([each], since)]
-                    log.exception(
-                        "the store itself refuses the outcome of job %s", settlements[0].change.job_id
-                    )
+                    job_id = settlements[0].change.job_id
+                    log.error("the store itself refuses the outcome of job %s\n%s", job_id, traced(error))
                     return [Refused(settlements[0].change.job_id, None, "the store raised")]
                 failures += 1
                 if failures & (failures - 1) == 0:
-                    log.error("outcomes of %d jobs cannot be written, kept and tried again: %s",
-                              len(settlements), type(error).__name__, exc_info=failures == 1)  # fmt: skip
+                    text = traced(error) if failures == 1 else told(error)
+                    log.error(
+                        "outcomes of %d jobs cannot be written, kept and tried again: %s",
+                        len(settlements),
+                        text,
+                    )
                 if self._giving_up.wait(error_delay(failures, jitter=random.random())):
                     return ()
+
+    def _recognize(self, settlement: Settlement, answer: SettleAnswer) -> SettleAnswer:
+        """A refusal after a failed try may be our own doing: that try was applied, and only its answer was lost.
+
+        History tells: it has one row per ended claim, and the same trigger on our claim can only be ours. Taken
+        for a refusal, the settlement would have no event, and its callback would wait for this node's death.
+        """
+        change = settlement.change
+        if not isinstance(answer, Refused) or answer.current is None:
+            return answer
+        for entry in self._store.history(change.job_id):
+            if entry.claim_seq == change.claim_seq and entry.trigger is change.trigger:
+                job = answer.current
+                return Settled(
+                    job_id=job.id,
+                    status=target_of(job, change),
+                    version=job.version,
+                    now=job.updated_at,  # of the commit, unless the job has moved on since
+                    scheduled_time=job.scheduled_time,
+                    queue_wait=job.queue_wait or timedelta(),
+                )
+        return answer
 
 
 def _older(settlements: list[Settlement], seconds: float) -> list[Settlement]:

@@ -39,6 +39,7 @@ from ratchet.domain.settlement import Change, Effect, RunCallback, Settlement, S
 from ratchet.errors import RatchetError
 from ratchet.spi.store import (
     Applied,
+    Claimed,
     ClaimRequest,
     JobStore,
     NodeInfo,
@@ -230,7 +231,8 @@ class Stores(RuleBasedStateMachine):
                 left[job.executor] -= 1
                 taken.append(job.id)
         later = [job.scheduled_time for job in open_to if job.scheduled_time > now]
-        return taken, len(due) > len(taken), min(later, default=None)
+        more = len(due) > len(taken)
+        return taken, more, None if more else min(later, default=None)
 
     # -- the end of a claim
 
@@ -411,8 +413,9 @@ class Stores(RuleBasedStateMachine):
         self.oracle.close()
 
 
-def _listed(claimed: Any) -> Any:
-    return replace(claimed, claims=list(claimed.claims))
+def _listed(claimed: Claimed) -> Claimed:
+    # Where more is due at once a store need not look on for what becomes due next.
+    return replace(claimed, claims=list(claimed.claims), next_due=None if claimed.more else claimed.next_due)
 
 
 def _counted(health: Any) -> Any:

@@ -78,13 +78,12 @@ class PayloadClasses:
             raise UnreadablePayload(
                 f"the payload names the class {name}, which lies outside the target policy"
             )
-        loaded = sys.modules.get(module)
-        if loaded is None:
-            try:
-                loaded = importlib.import_module(module)
-            # A module that exits while it is imported must not end the worker.
-            except (Exception, SystemExit) as error:
-                raise UnresolvableClass(name, f"importing {module} raised {type(error).__name__}") from error
+        try:
+            # Also of a loaded one: while another thread imports it, half of its names are missing.
+            loaded = importlib.import_module(module)
+        # A module that exits while it is imported must not end the worker.
+        except (Exception, SystemExit) as error:
+            raise UnresolvableClass(name, f"importing {module} raised {type(error).__name__}") from error
         found = _attribute(loaded, qualname)
         # What an allowed module merely imported is not its own: the policy was asked about `module`.
         if not isinstance(found, type) or (found.__module__, found.__qualname__) != (module, qualname):

@@ -239,10 +239,11 @@ class Targets:
         module_name, colon, name = text.partition(":")
         if not colon:
             raise UnknownTarget(f"no job function is registered as {text!r} here")
-        module = sys.modules.get(module_name)
-        if module is None and module_name == _main_name():
+        module = None
+        if module_name not in sys.modules and module_name == _main_name():
             module = sys.modules["__main__"]  # not a second time under its other name
         if module is None:
+            # Also of a loaded one: while another thread imports it, half of its names are missing.
             try:
                 module = importlib.import_module(module_name)
             except Exception as error:

@@ -427,7 +427,7 @@ class Node:
                 loop.stop(0.5)
         for executor in self._executors():
             executor.close()
-        parts.settler.close(1.0)
+        parts.settler.close(1.0 if deregister else 0.1)  # what the flush could not write is left to recovery
         parts.callbacks.close()
         parts.bodies.close()
         for loop in parts.loops:  # heartbeats continue until the last claim is released

@@ -15,7 +15,7 @@ from ratchet.engine.node import Node
 from ratchet.errors import RatchetError
 from ratchet.plugins import open_store
 from ratchet.spi.store import JobStore
-from tests.conftest import STORES
+from tests.conftest import NOT_RUN, STORES, StoreUnavailable
 from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import Gates, Ledger, quick_settings
 from tests.field_cases.worker import Worker
@@ -114,7 +114,10 @@ def each_store(*names: str) -> Sequence[Any]:
 
 def stage_on(name: str, folder: Path, allow: str) -> Stage:
     """A stage on a fresh store of this kind: for fixtures whose story several tests look at."""
-    return Stage(STORES[name](folder), folder, allow)
+    try:
+        return Stage(STORES[name](folder), folder, allow)
+    except StoreUnavailable as reason:
+        pytest.skip(f"{NOT_RUN}{name}: {reason}")
 
 
 def together(*actions: Callable[[], T]) -> list[T]:

@@ -44,7 +44,7 @@ def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     monkeypatch.syspath_prepend(str(tmp_path))
     gate = Gate()
     gate.begun, gate.go_on = threading.Event(), threading.Event()
-    monkeypatch.setitem(sys.modules, "importing_gate", gate)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "importing_gate", gate)
     yield gate
     gate.go_on.set()
     sys.modules.pop(NAME, None)

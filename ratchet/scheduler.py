@@ -586,7 +586,7 @@ class Scheduler:
         """The stored job as it is now; None if unknown."""
         return self.store.get(job_id)
 
-    def add_listener(self, listener: Callable[[Any], None], *types: type) -> Subscription:
+    def add_listener(self, listener: Callable[[Any], object], *types: type) -> Subscription:
         """Call `listener(event)` for events of these types (none: all), on a thread of its own.
 
         Returns:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from ratchet.aio.bridge import Bridge
@@ -302,7 +302,7 @@ class AsyncScheduler:
         """Decodes a stored result."""
         return self.scheduler.codec.decode_value
 
-    def add_listener(self, listener: Callable[[Any], Awaitable[None] | None], *types: type) -> Subscription:
+    def add_listener(self, listener: Callable[[Any], object], *types: type) -> Subscription:
         """Call `listener(event)` for events of these types (none: all).
 
         An ordinary function is called on a thread of its own; an ``async def`` runs on the loop that is
@@ -315,7 +315,7 @@ class AsyncScheduler:
             UsageError: an ``async def`` outside a running loop.
         """
         if not inspect.iscoroutinefunction(listener):
-            return self.scheduler.add_listener(cast("Callable[[Any], None]", listener), *types)
+            return self.scheduler.add_listener(listener, *types)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -14,7 +14,7 @@ from ratchet.domain.events import JobEvent, JobsBulkRetried
 
 log = logging.getLogger("ratchet.events")
 Event = JobEvent | JobsBulkRetried
-Listener = Callable[[Any], None]
+Listener = Callable[[Any], object]
 QUEUE_LIMIT: Final = 10_000
 
 

@@ -235,7 +235,7 @@ async def test_listeners(scheduler: AsyncScheduler) -> None:
     scheduler.add_listener(listen)
     scheduler.add_listener(lambda event: threads.append(threading.current_thread().name))
     with pytest.raises(UsageError, match="an async def"):
-        scheduler.scheduler.add_listener(listen)  # type: ignore[arg-type]
+        scheduler.scheduler.add_listener(listen)
     with pytest.raises(UsageError, match="needs a running event loop"):
         await asyncio.to_thread(scheduler.add_listener, listen)
     async with scheduler:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
@@ -20,8 +20,8 @@ class Signals:
     nothing. A handler that raised, or that took a lock, would do so between any two instructions of the
     main thread (an exception there has cost others a job; a lock there deadlocks).
 
-    To be made and closed on the main thread. A forked child of a body gets the default actions back: a
-    SIGTERM for it must end it, and must not be read here.
+    To be made and closed on the main thread. A forked child of a body gets back what was there before, from
+    its first moment: a SIGTERM for it must end it, and must not be written into the pipe that it shares.
 
     Args:
         numbers: which signals; SIGINT is left alone if the parent has had it ignored (``nohup``, ``&``).
@@ -37,8 +37,7 @@ class Signals:
         for number in numbers:
             if signal.getsignal(number) is not signal.SIG_IGN or number is not signal.SIGINT:
                 self._before[number] = signal.signal(number, _nothing)
-        here = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _after_fork(here))
+        _in_use.add(self)
 
     def fileno(self) -> int:
         """For `select`: readable once there is something to take."""
@@ -71,13 +70,28 @@ def _nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def _after_fork(here: Callable[[], Signals | None]) -> None:
-    signals = here()
-    if signals is not None and not signals._closed:
-        signals._closed = True
+_in_use: Final[weakref.WeakSet[Signals]] = weakref.WeakSet()
+_masks: Final = threading.local()
+
+
+def _before_fork() -> None:
+    """Until the child has its own handlers its signals wait."""
+    numbers = [number for signals in _in_use if not signals._closed for number in signals._before]
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _in_parent() -> None:
+    if _masks.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _in_child() -> None:
+    for signals in list(_in_use):
+        if signals._closed:
+            continue
         with suppress(ValueError):
-            signal.set_wakeup_fd(-1)
-            for number in signals._before:
-                signal.signal(number, signal.SIG_DFL)
-        os.close(signals._read)
-        os.close(signals._write)
+            signals.close()
+    _in_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -94,7 +94,7 @@ class Worker:
         self._stopper: threading.Thread | None = None
         self._stopped: Stopped | None = None
         self._give_up = 0.0
-        self._sick = False
+        self._sick = self._done = False
         self._signaled = 0
 
     def run(self) -> tuple[int, bool]:
@@ -119,7 +119,7 @@ class Worker:
     def _is_over(self) -> bool:
         if self._stopper is None:
             return False
-        return not self._stopper.is_alive() or time.monotonic() >= self._give_up
+        return self._done or time.monotonic() >= self._give_up
 
     def _look(self) -> None:
         sources: list[Signals | Link] = [self._signals]
@@ -174,6 +174,7 @@ class Worker:
         except Exception:
             log.exception("the shutdown failed")
         finally:
+            self._done = True
             self._signals.wake()
 
     def _verdict(self) -> tuple[int, bool]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -92,3 +95,23 @@ def in_own_process() -> int:
 
 def boom(text: str) -> None:
     raise RuntimeError(text)
+
+
+def at_exit(path: str) -> None:
+    """The application has something to do at the end."""
+    atexit.register(Path(path).touch)
+
+
+def leave_a_thread() -> None:
+    """A thread that is no daemon and never ends."""
+    threading.Thread(target=threading.Event().wait).start()
+
+
+def forks() -> int:
+    """Which signal ended a forked child that was sent SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        while True:
+            signal.pause()
+    os.kill(child, signal.SIGTERM)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])

@@ -154,6 +154,68 @@ def test_a_worker_with_stuck_bodies_ends_with_70(world: World) -> None:
     assert "unhealthy" in worker.text
 
 
+def test_exit_hooks_run_and_threads_do_not_hold_up_the_end(world: World) -> None:
+    """After a drained shutdown the application's exit hooks run; a thread it has left does not keep the process."""
+    hooked = world.folder / "hooked"
+    worker = world.worker()
+    world.scheduler.enqueue_now(cli_jobs.at_exit, str(hooked)).result(timeout=30)
+    assert worker.stop() == 0, worker.text
+    assert hooked.exists()
+
+    other = world.worker()
+    world.scheduler.enqueue_now(cli_jobs.leave_a_thread).result(timeout=30)
+    other.signal()
+    assert other.end(10) == 0, other.text
+
+
+def test_a_forked_child_of_a_body_has_its_own_signals(world: World) -> None:
+    """SIGTERM for a child that a body forked ends that child and is not taken for one of the worker's."""
+    worker = world.worker()
+    for _ in range(20):
+        assert world.scheduler.enqueue_now(cli_jobs.forks).result(timeout=30) == signal.SIGTERM
+    assert world.scheduler.enqueue_now(cli_jobs.add, 1, 1).result(timeout=30) == 2
+    assert "stopping" not in worker.text
+    assert worker.stop() == 0, worker.text
+
+
+def test_an_ignored_sigint_stays_ignored(world: World) -> None:
+    """A worker in the background of a script, which has SIGINT ignored, is not ended by another's Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        worker = world.worker()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    world.wait_for_nodes(1)
+    worker.signal(signal.SIGINT)
+    assert world.scheduler.enqueue_now(cli_jobs.add, 1, 1).result(timeout=30) == 2
+    assert worker.stop() == 0
+    assert "SIGINT" not in worker.text
+
+
+def test_a_locked_database_does_not_hold_up_the_end(world: World) -> None:
+    """SIGTERM while another process holds the database's lock: the process is gone within the time-out and 2 s,
+    with 1, because what it held could not be given back.
+    """
+    handle = world.scheduler.enqueue_now(cli_jobs.cooperative)
+    worker = world.worker("--stop-timeout", "2")
+    world.wait_for_executions(1)
+    lock = sqlite3.connect(world.folder / "jobs.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    try:
+        signaled = time.monotonic()
+        worker.signal()
+        assert worker.end() == 1, worker.text
+        assert time.monotonic() - signaled < 4.0
+    finally:
+        lock.execute("ROLLBACK")
+        lock.close()
+    assert world.scheduler.store.counts()[Status.RUNNING] == 1
+    rescuer = world.worker("--stop-timeout", "2")
+    world.wait_for_executions(2)
+    assert rescuer.stop() == 0
+    assert handle.status is Status.PENDING
+
+
 @pytest.mark.parametrize(
     ("app", "says"),
     [

@@ -251,8 +251,7 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - decoding may run user classes' code
             return poisoned(self.sanitize(error))
         try:
-            target.signature.bind(args, kwargs)
-            args, kwargs = target.signature.validate(args, kwargs)
+            args, kwargs = target.signature.validate(args, kwargs)  # binds first
         except ArgumentError as error:
             return failed_for_good(self.sanitize(error), timedelta(), reason="the arguments do not fit")
         except BaseException as error:  # noqa: BLE001 - validators are user code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -47,38 +46,47 @@ def _parse(url: str) -> tuple[str, dict[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigurationError(f"{url!r} is not a URL: {error}") from error
+        raise ConfigurationError(f"{_shown(url)} is not a URL: {error}") from error
     if parts.scheme != "sqlite":
-        raise ConfigurationError(f"{url!r} is not an SQLite URL; write sqlite:///relative.db")
+        raise ConfigurationError(f"{_shown(url)} is not an SQLite URL; write sqlite:///relative.db")
     path = unquote(parts.path)
     if parts.netloc not in ("", "/") or (parts.netloc == "" and not url.lower().startswith("sqlite://")):
         raise ConfigurationError(
-            f"{url!r} has too few slashes: write sqlite:///relative.db or sqlite:////absolute/path.db"
+            f"{_shown(url)} has too few slashes: write sqlite:///relative.db or sqlite:////absolute/path.db"
         )
     if path in ("", "/") or path.startswith("/:memory:"):
         raise ConfigurationError(
-            f"{url!r} names no file; SQLite in memory is not shared between connections, use memory:// instead"
+            f"{_shown(url)} names no file; SQLite in memory is not shared between connections, use memory:// instead"
         )
     if parts.fragment or "\0" in path:
-        raise ConfigurationError(f"{url!r} has a part that no file name has; write # as %23")
+        raise ConfigurationError(f"{_shown(url)} has a part that no file name has; write # as %23")
     if path.endswith("/"):
-        raise ConfigurationError(f"{url!r} names a folder; add the file name")
+        raise ConfigurationError(f"{_shown(url)} names a folder; add the file name")
     return str(Path(path[1:]).absolute()), _options(url, parts.query)
+
+
+def _shown(url: str) -> str:
+    """The URL as a message may show it: no part that could have a password in it."""
+    return repr(url.partition("?")[0]) if "@" not in url else "'sqlite:...'"
 
 
 def _options(url: str, query: str) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-    except ValueError as error:
-        raise ConfigurationError(f"{url!r}: write parameters like ?timeout=10&synchronous=NORMAL") from error
+    except ValueError:
+        raise ConfigurationError(
+            f"{_shown(url)}: write parameters like ?timeout=10&synchronous=NORMAL"
+        ) from None  # the cause shows the whole query
     options: dict[str, str] = {}
     for key, value in pairs:
         if key not in _KEYS:
+            import difflib
+
             near = difflib.get_close_matches(key, _KEYS, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(_KEYS)}"
-            raise ConfigurationError(f"{url!r}: unknown parameter {key!r}, {hint}")
+            raise ConfigurationError(f"{_shown(url)}: unknown parameter {key!r}, {hint}")
         if key in options:
-            raise ConfigurationError(f"{url!r}: parameter {key!r} is given twice")
+            raise ConfigurationError(f"{_shown(url)}: parameter {key!r} is given twice")
         options[key] = _checked(url, key, value)
     return options
 
@@ -90,12 +98,14 @@ def _checked(url: str, key: str, value: str) -> str:
         except ValueError:
             fits = False
         if not fits:
-            raise ConfigurationError(f"{url!r}: timeout is a number of seconds from 0 to 3600, not {value!r}")
+            raise ConfigurationError(
+                f"{_shown(url)}: timeout is a number of seconds from 0 to 3600, not {value!r}"
+            )
         return value
     for choice in _CHOICES[key]:
         if value.lower() == choice.lower():
             return choice
-    raise ConfigurationError(f"{url!r}: {key} is one of {', '.join(_CHOICES[key])}, not {value!r}")
+    raise ConfigurationError(f"{_shown(url)}: {key} is one of {', '.join(_CHOICES[key])}, not {value!r}")
 
 
 sqlite: Final = SqlitePlugin()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import os
@@ -72,6 +71,7 @@ from ratchet.spi.store import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
     from types import TracebackType
     from typing import Self
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import logging
@@ -93,6 +92,8 @@ class Bodies:
         pipeline, target = self._pipeline, attempt.target
         service = target.service if target is not None else None
         if target is not None and target.is_async:  # a job stored for threads whose function became async
+            import asyncio
+
             coroutine = call
             call = lambda: asyncio.run(coroutine())
         try:
@@ -255,6 +256,7 @@ class Bodies:
         if reply.unencodable_result:
             return Ended(attempt, failed_for_good(unencodable(reply.error), duration, reason="result"), at)
         if reply.do_not_retry is not None:
+            log.warning("job %s failed for good: %s", attempt.claim.job_id, reply.do_not_retry)
             text = with_reason(reply.error, reply.do_not_retry)
             return Ended(attempt, failed_for_good(text, duration, reason=reply.do_not_retry), at)
         wait = None if reply.retry_after is None else timedelta(seconds=reply.retry_after)

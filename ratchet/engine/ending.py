@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import threading
@@ -309,6 +308,8 @@ class Callbacks:
         with bind_context(context):
             result = target.call(context, argument)
             if inspect.isawaitable(result):
+                import asyncio
+
                 asyncio.run(_wait_for(result))
 
     def _again(self, call: Callable[[], Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -28,6 +27,8 @@ from ratchet.spi.coordinator import ClusterCoordinator, Hint
 from ratchet.spi.store import JobStore, NodeInfo
 
 if TYPE_CHECKING:
+    import asyncio
+
     from ratchet.engine.child_process import ChildProcess
     from ratchet.settings import PollingSettings, Settings
     from ratchet.spi.executor import Executor
@@ -186,7 +187,8 @@ class Node:
             settler, poller, bodies, endings, callbacks, heartbeat, watchdog, sweep, threads, loop, processes
         )
         parts.loops = [
-            Loop("heartbeat", heartbeat.beat),
+            # Asked for again well within the fence: an outage must not cost the time of a back-off on top.
+            Loop("heartbeat", heartbeat.beat, patience=min(1.0, heartbeat.interval / 3)),
             Loop("watchdog", self._watch),
             Loop("custody", custody.check),
             Loop("sweep", sweep.run),

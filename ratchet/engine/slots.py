@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import ctypes
 import logging
@@ -10,10 +9,13 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.engine.attempt import Attempt, HardStop
 from ratchet.spi.executor import ExecutorRefused
+
+if TYPE_CHECKING:
+    import asyncio
 
 log = logging.getLogger("ratchet.engine")
 
@@ -210,6 +212,8 @@ class LoopSlots:
                 return
             self._started = True
             if self._loop is None:
+                import asyncio  # with the first async body: a node without any starts sooner
+
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
                     target=self._serve, args=(self._loop,), name="ratchet-loop", daemon=True
@@ -217,6 +221,8 @@ class LoopSlots:
             threading.Thread(target=self._dispatch, name="ratchet-loop-gate", daemon=True).start()
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
         asyncio.set_event_loop(loop)
         try:
             while not self._closed:
@@ -324,11 +330,13 @@ class LoopSlots:
             context.on_cancellation(lambda reason: self._on_request(attempt, reason))
 
     async def _body(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
+        from asyncio import CancelledError
+
         result: object = None
         try:
             result = await call()
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the attempt, not the loop
-            ours = attempt in self._cancels and issubclass(type(error), asyncio.CancelledError)
+            ours = attempt in self._cancels and issubclass(type(error), CancelledError)
             # Making text of it runs the job's code, which may block: not on the loop. So many threads at
             # most as there are slots, since the slot is held until the outcome is handed over.
             threading.Thread(
@@ -385,6 +393,8 @@ class LoopSlots:
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel what jobs left behind on the loop, and wait for it, so that nothing is destroyed pending."""
+    import asyncio
+
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import UNSCHEDULED
 from ratchet.engine.attempt import Attempt
-from ratchet.engine.logs import told
+from ratchet.engine.logs import Sparse, told
 from ratchet.engine.polling import (
     Observation,
     PollSettings,
@@ -142,11 +142,13 @@ class Poller:
         self._woken = False
         self._asked = False
         self._backlog: set[str] = set()
+        self._returned: set[str] = set()
         self._low_mark = 1
         self._stop = threading.Event()
         self._due_at = math.inf
         self._due_lock = threading.Lock()
         self._failures = 0
+        self._lines = Sparse()
         self._resting: dict[str, tuple[float, float]] = {}
         self._watching: bool | None = None
         self._risky: set[Attempt] = set()
@@ -214,10 +216,12 @@ class Poller:
             now = time.monotonic()
             try:
                 delay = self._poll(elapsed=now - polled_at, only_backlog=only_backlog)
+                if self._waiting():  # to give them back in time, should they not begin
+                    delay = min(delay, self._pace_settings.burst_delay)
                 self._failures = 0
             except Exception as error:  # noqa: BLE001 - whatever a store raises, the poller goes on
                 self._failures += 1
-                if self._failures & (self._failures - 1) == 0:
+                if self._lines.wants(self._failures):
                     log.warning("claiming failed (%d in a row): %s", self._failures, told(error))
                 # Wake-ups do not cut the wait short, stopping does.
                 self._stop.wait(error_delay(self._failures, jitter=random.random()))
@@ -234,6 +238,7 @@ class Poller:
         self._tell_watcher(free)
         now = time.monotonic()
         if not total or not self._may_claim():
+            self._backlog |= self._take_returned()
             self.state, delay = next_delay(
                 self.state,
                 Observation(
@@ -277,7 +282,10 @@ class Poller:
         asked = set(request.limits)
         # Of an executor that was not asked, full or resting, nothing is known: ask when a slot is free.
         unknown = set(self._executors) - asked
-        self._backlog = (self._backlog | asked if claimed.more else self._backlog - asked) | unknown
+        returned = self._take_returned()
+        self._backlog = (
+            (self._backlog | asked if claimed.more else self._backlog - asked) | unknown | returned
+        )
         self._learn_due(claimed, before if unknown else math.inf)
         limits, _ = self._limits()
         slots = sum(each.slots for each in self._executors.values()) or 1
@@ -290,7 +298,7 @@ class Poller:
                 free_slots=sum(limit for name, limit in limits.items() if name in self._backlog or not got),
                 utilisation=busy / slots,
                 woken=self._woken,
-                more_due=claimed.more,
+                more_due=claimed.more or bool(returned),
                 elapsed=elapsed,
                 until_next_due=self._until_due(),
             ),
@@ -330,8 +338,15 @@ class Poller:
             free = executor.slots - busy - waiting
             extra = 0
             mean = self.paces[name].mean
-            if not self._risky and mean is not None and mean < self._settings.ahead.total_seconds():
-                expected = executor.slots * self._settings.ahead.total_seconds() / max(mean, 1e-6)
+            horizon = self._settings.ahead.total_seconds()
+            if not self._risky and mean is not None and mean < horizon:
+                # A body that has run for longer already is no short one: nothing is expected to start there.
+                long = sum(
+                    1
+                    for each in executor.running()
+                    if each.started is not None and now - each.started > horizon
+                )
+                expected = max(executor.slots - long, 0) * horizon / max(mean, 1e-6)
                 extra = min(int(expected), room) - max(waiting - max(executor.slots - busy, 0), 0)
             take = min(max(free, 0) + max(extra, 0), max(room - waiting, 0))
             if extra > 0 and free <= 0 and waiting * 2 > room:
@@ -387,7 +402,7 @@ class Poller:
                 waiting: list[Attempt] = executor.withdraw()  # type: ignore[assignment]
                 back += waiting
         if back:
-            self._give_back(back, "not claimed ahead beside a job that has crashed before")
+            self._return(back, "not claimed ahead beside a job that has crashed before")
         self._risky |= {each for each in keep if each.claim.crash_count}
         return keep
 
@@ -411,7 +426,16 @@ class Poller:
                 if attempt.sent >= oldest:
                     executor.submit(attempt)
             if stale:
-                self._give_back(stale, "claimed ahead, but no slot became free")
+                self._return(stale, "claimed ahead, but no slot became free")
+
+    def _return(self, attempts: list[Attempt], why: str) -> None:
+        """Give back what is due and waits for a slot: the next one that becomes free is refilled at once."""
+        self._returned |= {each.claim.executor for each in attempts}
+        self._give_back(attempts, why)
+
+    def _take_returned(self) -> set[str]:
+        returned, self._returned = self._returned, set()
+        return returned
 
 
 def claim_pair(claim: Claim) -> tuple[str, int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ratchet.errors import RatchetError
 
@@ -33,6 +34,10 @@ class Executor(Protocol[AttemptT]):
 
     def waiting(self) -> int:
         """How many attempts were handed over and have not begun."""
+        ...
+
+    def running(self) -> Sequence[Any]:
+        """The attempts whose bodies have begun and not ended."""
         ...
 
     def submit(self, attempt: AttemptT) -> None:

@@ -330,9 +330,12 @@ def _render(step: Step) -> str:
         case "member":
             return "{...}"
         case _ if type(which) in (str, int, float, bool, bytes, type(None)):
-            # The type is exact, so this runs no code of the application.
+            from ratchet.defaults.sanitizer import sanitize_text
+
+            # The type is exact, so this runs no code of the application. Half a secret is not known for one
+            # any more, so they go before the text is cut.
             text = ascii(which) if type(which) is not int or -BIG_INT < which < BIG_INT else "a huge int"
-            return f"[{text if len(text) <= 60 else text[:57] + '...'}]"
+            return f"[{sanitize_text(text, limit=60)}]"
         case _:
             return f"[a {_name(type(which))}]"
 

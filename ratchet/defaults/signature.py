@@ -163,12 +163,14 @@ class CallSignature:
             ) from refusal.__cause__
 
     def __str__(self) -> str:
-        """The function's head, like ``charge(invoice_id: int, *, currency: str = 'EUR')``."""
+        """The function's head, like ``charge(invoice_id: int, *, currency: str = 'EUR')``; no secret in defaults."""
+        from ratchet.defaults.sanitizer import sanitize_text
+
         try:
             text = f"{self.name.rpartition('.')[2]}{self._signature}"
         except Exception:  # noqa: BLE001  # a default's repr is the application's code
             text = f"{self.name.rpartition('.')[2]}({', '.join(self._signature.parameters if self._signature else ())})"
-        return text if len(text) <= 300 else f"{text[:297]}..."
+        return sanitize_text(text, limit=300)
 
 
 class _Checks:

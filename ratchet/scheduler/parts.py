@@ -1,0 +1,194 @@
+"""The parts that a scheduler is made of, its node if it runs, and what can be read through them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from ratchet.builder import Submission
+from ratchet.defaults.coordinator import LocalCoordinator
+from ratchet.defaults.policy import PrefixPolicy
+from ratchet.defaults.resilience import PassThrough
+from ratchet.defaults.resolver import RegisteredServices
+from ratchet.defaults.retry import DefaultRetryPolicy
+from ratchet.engine.attempt import Pipeline
+from ratchet.engine.bus import Bus, Subscription
+from ratchet.engine.ending import Waiters
+from ratchet.engine.targets import Targets
+from ratchet.errors import CapabilityMissing, ConfigurationError, UsageError
+from ratchet.handle import JobHandle
+from ratchet.query import JobQuery
+from ratchet.settings import Settings
+from ratchet.spi.capabilities import PROTOCOLS, Capability, WakeUps
+
+if TYPE_CHECKING:
+    from ratchet.domain.events import JobEvent
+    from ratchet.domain.job import Job
+    from ratchet.domain.options import JobOptions
+    from ratchet.engine.child_process import ChildProcess
+    from ratchet.engine.node import Node
+    from ratchet.spi.codec import PayloadCodec
+    from ratchet.spi.coordinator import ClusterCoordinator
+    from ratchet.spi.policy import TargetPolicy
+    from ratchet.spi.resilience import ResilienceStrategy
+    from ratchet.spi.resolver import ServiceResolver
+    from ratchet.spi.retry import RetryPolicy
+    from ratchet.spi.sanitizer import ErrorSanitizer
+    from ratchet.spi.store import JobStore
+
+
+class Parts:
+    """What submission, control and the node of one scheduler share. Arguments: see `Scheduler`."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        allow: Iterable[str] = (),
+        settings: Settings | None = None,
+        policy: TargetPolicy | None = None,
+        codec: PayloadCodec | None = None,
+        sanitizer: ErrorSanitizer | None = None,
+        retry_policy: RetryPolicy | None = None,
+        resilience: ResilienceStrategy | None = None,
+        services: ServiceResolver | None = None,
+        coordinator: ClusterCoordinator | None = None,
+    ) -> None:
+        from ratchet.defaults.codec import JsonCodec
+        from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize
+
+        self.store = store
+        self.settings = Settings() if settings is None else settings
+        self._own_policy = PrefixPolicy(allow)
+        if policy is not None and self._own_policy.prefixes:
+            raise ConfigurationError("give either allow=[...] or policy=..., not both")
+        self.policy: TargetPolicy = policy or self._own_policy
+        self.services = services or RegisteredServices()
+        self.targets = Targets(self.policy, self.services)
+        self.codec: PayloadCodec = codec or JsonCodec(allows=self.policy.allows_module)
+        self.sanitizer = sanitizer or DefaultErrorSanitizer()
+        self._sanitize = partial(safe_sanitize, self.sanitizer)
+        self.retry_policy = retry_policy or DefaultRetryPolicy()
+        self.resilience = resilience or PassThrough()
+        self._given_coordinator = coordinator
+        self._speaker: ClusterCoordinator | None = None
+        self._job_defaults: dict[str, JobOptions] = {}
+        self._bus, self._waiters = Bus(), Waiters()
+        self._submission = Submission(
+            self.targets, self.codec, self.settings, lambda: self.store.capabilities
+        )
+        self._node: Node | None = None
+        self._node_pid = 0
+        _check_capabilities(store)
+
+    # -- reading
+
+    @property
+    def query(self) -> JobQuery:
+        """Pages of jobs, one job with its history, the state of the queue and the nodes."""
+        return JobQuery(self.store, self.codec)
+
+    def get(self, job_id: UUID) -> Job | None:
+        """The stored job as it is now; None if unknown."""
+        return self.store.get(job_id)
+
+    def add_listener(self, listener: Callable[[Any], object], *types: type) -> Subscription:
+        """Call `listener(event)` for events of these types (none: all), on a thread of its own.
+
+        Returns:
+            The subscription; `close` it to stop.
+
+        Raises:
+            UsageError: the listener is an ``async def``, which nobody would await here.
+        """
+        if inspect.iscoroutinefunction(listener):
+            raise UsageError(
+                "a listener is an ordinary function; AsyncScheduler.add_listener takes an async def"
+            )
+        return self._bus.subscribe(listener, types)
+
+    def _handle(self, job_id: UUID, *, created: bool) -> JobHandle[Any]:
+        return JobHandle(job_id, created, self.store, self._waiters, self.codec.decode_value)
+
+    def handle(self, job_id: UUID) -> JobHandle[Any]:
+        """A handle for a job that was submitted elsewhere or earlier; nothing is read yet."""
+        return self._handle(job_id, created=False)
+
+    @property
+    def node(self) -> Node | None:
+        """The running node; None if not started."""
+        return self._running_node()
+
+    # -- inside
+
+    def _running_node(self) -> Node | None:
+        if self._node is not None and self._node_pid != os.getpid():
+            self._node = None  # forked: the threads are the parent's
+            self._bus, self._waiters = Bus(), Waiters()
+        return self._node
+
+    def _pipeline(self, node: str) -> Pipeline:
+        return Pipeline(
+            store=self.store,
+            targets=self.targets,
+            codec=self.codec,
+            sanitize=self._sanitize,
+            retry_policy=self.retry_policy,
+            resilience=self.resilience,
+            bus=self._bus,
+            settings=self.settings,
+            node=node,
+        )
+
+    def _make_child(self) -> ChildProcess:
+        from ratchet.engine.child_process import ChildProcess
+
+        modules = {text.partition(":")[0] for text in map(self.targets.import_path, self.targets.texts())}
+        return ChildProcess(
+            allow=(*self._own_policy.prefixes, *sorted(modules)), result_limit=self.settings.payload.result
+        )
+
+    def _new_coordinator(self) -> ClusterCoordinator:
+        if self._given_coordinator is not None:
+            return self._given_coordinator
+        if isinstance(self.store, WakeUps) and Capability.WAKE_UPS in self.store.capabilities:
+            return self.store.coordinator()
+        return LocalCoordinator()
+
+    def _coordinator(self) -> ClusterCoordinator:
+        """The node's; without one, one of our own that only speaks (a node closes its own when it stops)."""
+        node = self._running_node()
+        if node is not None:
+            return node.coordinator
+        if self._speaker is None:
+            self._speaker = self._new_coordinator()
+        return self._speaker
+
+    def _wake(self) -> None:
+        node = self._running_node()
+        if node is not None:
+            node.parts.poller.wake()
+
+    def _name(self) -> str:
+        node = self._running_node()
+        return node.info.name if node is not None else ""
+
+    def _tell(
+        self, publish: Callable[[Any], None], event: type[JobEvent], job_id: UUID, at: datetime, **more: Any
+    ) -> None:
+        if self._bus.active:
+            publish(event(job_id=job_id, attempt=0, at=at, node=self._name(), **more))
+
+
+def _check_capabilities(store: JobStore) -> None:
+    """A declared capability whose methods are missing is a mistake of the store's author, told at once."""
+    for capability, protocol in PROTOCOLS.items():
+        if capability in store.capabilities and not isinstance(store, protocol):
+            raise CapabilityMissing(
+                capability, f"{type(store).__name__} declares {capability!r} but lacks its methods"
+            )

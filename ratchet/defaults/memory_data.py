@@ -78,7 +78,8 @@ class MemoryData:
         self.tagged: dict[str, set[Record]] = {}
         self.callbacks: dict[str | None, dict[tuple[int, int, str], PendingCallback]] = {}  # by owner
         self.nodes: dict[str, tuple[NodeInfo, datetime, datetime]] = {}  # info, first and last heartbeat
-        _all_data.add(self)
+        with _registry:
+            _all_data.add(self)
 
     def now(self) -> datetime:
         """Store time in whole milliseconds."""
@@ -341,12 +342,15 @@ def due_time(new: NewJob, now: datetime) -> datetime:
 
 # -- forks ----------------------------------------------------------------------------------------
 
+_registry: Final = threading.Lock()
 _all_data: Final[weakref.WeakSet[MemoryData]] = weakref.WeakSet()
 _locked_for_fork: Final[list[threading.Lock]] = []
 
 
 def _before_fork() -> None:
     # A child must inherit neither a lock that nobody there will release nor data in the middle of a change.
+    _registry.acquire()
+    _locked_for_fork.append(_registry)
     for data in list(_all_data):
         data.lock.acquire()
         _locked_for_fork.append(data.lock)

@@ -25,7 +25,9 @@ from ratchet import ExecutionSettings, Scheduler, Settings
 def main() -> None:
     """Drain under observation and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile_engine", description=__doc__)
-    parser.add_argument("url", nargs="?", default="memory://", help="memory:// or sqlite:///FILE?...; {} is a folder")
+    parser.add_argument(
+        "url", nargs="?", default="memory://", help="memory:// or sqlite:///FILE?...; {} is a folder"
+    )
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--top", type=int, default=18)

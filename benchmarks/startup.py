@@ -95,11 +95,16 @@ def _command() -> Path:
     return Path(sys.executable).with_name("ratchet")
 
 
+def _installed() -> dict[str, str]:
+    """The environment, in which byte code is kept as an installation keeps it: the third parties have theirs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def _worker(folder: Path, modules: list[str]) -> float:
     (folder / "bench_app.py").write_text(APP)
     out = folder / "out.json"
     environment = {
-        **os.environ,
+        **_installed(),
         "RATCHET_URL": raw.url(folder / "jobs.db"),
         "RATCHET_BENCH_OUT": str(out),
         "PYTHONPATH": str(folder),
@@ -141,6 +146,7 @@ def _import(modules: list[str]) -> Measure:
             check=True,
             capture_output=True,
             text=True,
+            env=_installed(),
         )
         return 1e3 * (float(answer.stdout) - begun)
 

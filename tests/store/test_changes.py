@@ -331,6 +331,7 @@ def test_one_refused_entry_leaves_the_others(store: JobStore, driver: Driver) ->
 LITERAL_TAGS = ["100%", "_", "%", "*", ".*", "a.b", "axb", "$set", "a", "[a]", "a\\", "é"]
 
 
+@pytest.mark.field_case("F37")
 @pytest.mark.parametrize("tag", LITERAL_TAGS)
 def test_f37_tags_and_keys_match_literally(store: JobStore, driver: Driver, tag: str) -> None:
     """A tag, business key, principal, target or error with wildcard characters matches only itself (F37)."""
@@ -406,6 +407,7 @@ def test_bulk_does_only_requeue(store: JobStore, trigger: Trigger) -> None:
         store.apply_where(Selection(), trigger, limit=1)
 
 
+@pytest.mark.field_case("F73")
 def test_f73_abort_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
     """With abort one key in use raises with every conflict, and no job is requeued (F73)."""
     free = driver.drive(Status.FAILED)
@@ -417,6 +419,7 @@ def test_f73_abort_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
     assert [driver.job(job.id) for job in (free, *held)] == [free, *held]
 
 
+@pytest.mark.field_case("F73")
 def test_f73_skip_names_what_it_left(store: JobStore, driver: Driver) -> None:
     """With skip, jobs whose key is in use stay FAILED and are named with the reason (F73)."""
     held = driver.drive(Status.FAILED, business_key="a")
@@ -430,6 +433,7 @@ def test_f73_skip_names_what_it_left(store: JobStore, driver: Driver) -> None:
     assert by_business_key(store, "b") == free.id
 
 
+@pytest.mark.field_case("F73")
 def test_f73_two_failed_jobs_of_one_key(store: JobStore, driver: Driver) -> None:
     """Of two FAILED jobs with one key only the older gets it back."""
     first, second = (driver.drive(Status.FAILED, business_key="k") for _ in range(2))
@@ -440,6 +444,7 @@ def test_f73_two_failed_jobs_of_one_key(store: JobStore, driver: Driver) -> None
     assert (list(answer.ids), list(answer.skipped)) == ([first.id], [second.id])
 
 
+@pytest.mark.field_case("F73")
 def test_f73_conflicts_do_not_block_a_page(store: JobStore, driver: Driver) -> None:
     """The limit counts what is requeued, so that conflicts at the head cannot stop a bulk retry (F73)."""
     for key in ("a", "b", "c"):

@@ -111,6 +111,7 @@ def test_without_ageing_priority_is_strict(driver: Driver, clock: SettableClock)
     assert ids(driver.claim(boost_interval=timedelta()).claims) == [high, low]
 
 
+@pytest.mark.field_case("F56")
 def test_f56_an_old_due_time_does_not_overflow(driver: Driver) -> None:
     """A due time long past, and the smallest interval, still order."""
     urgent = driver.submit(priority=Priority.CRITICAL)
@@ -118,6 +119,7 @@ def test_f56_an_old_due_time_does_not_overflow(driver: Driver) -> None:
     assert ids(driver.claim(boost_interval=timedelta(milliseconds=1)).claims) == [old, urgent]
 
 
+@pytest.mark.field_case("F56")
 def test_f56_starvation_ends_at_45_minutes(driver: Driver, clock: SettableClock) -> None:
     """Under a steady flow of HIGH work a LOWEST job starts at the first free slot after 45:00."""
     low = driver.submit(priority=Priority.LOWEST)
@@ -135,6 +137,7 @@ def test_f56_starvation_ends_at_45_minutes(driver: Driver, clock: SettableClock)
     pytest.fail("the LOWEST job never ran")
 
 
+@pytest.mark.field_case("F56")
 def test_f56_without_boost_it_waits(driver: Driver, clock: SettableClock) -> None:
     """With ageing off the LOWEST job does not run in 3 hours, and right after the flow ends it does."""
     low = driver.submit(priority=Priority.LOWEST)
@@ -309,6 +312,7 @@ def test_a_clock_that_steps_back_loses_nothing(driver: Driver, clock: SettableCl
     assert ids(driver.claim().claims) == [job_id]
 
 
+@pytest.mark.field_case("F16")
 def test_f16_a_long_delay_stays_unowned(
     driver: Driver, open_another: Callable[[], JobStore], clock: SettableClock
 ) -> None:
@@ -342,6 +346,7 @@ def test_held_names_running_claims_of_one_incarnation(store: JobStore, driver: D
     assert list(store.held("a")) == [(third, 2)]
 
 
+@pytest.mark.field_case("F57")
 def test_f57_future_and_settled_jobs_cost_nothing_to_see_past(store: JobStore, driver: Driver) -> None:
     """Among thousands of future, settled and running jobs exactly the due ones are claimed, once each."""
     store.insert([new_job(delay=timedelta(days=30)) for _ in range(2000)])

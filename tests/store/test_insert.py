@@ -64,6 +64,7 @@ def test_crud_01_03_18_every_field_survives(store: JobStore, clock: SettableCloc
     assert {getattr(job, name) for name in untouched} == {None}
 
 
+@pytest.mark.field_case("F38")
 def test_f38_big_integers_travel_as_text(store: JobStore, driver: Driver) -> None:
     """Integers beyond 64 bits in payload, result and signal come back digit by digit (F38)."""
     for text in HUGE:
@@ -157,6 +158,7 @@ def test_crud_05_09_bulk_04_many_reads(store: JobStore) -> None:
     assert store.get(new_id()) is None
 
 
+@pytest.mark.field_case("F38")
 @pytest.mark.parametrize("job_id", [UUID(int=0), UUID(int=2**128 - 1)])
 def test_f38_a_strange_id_is_unknown(store: JobStore, job_id: UUID) -> None:
     """An id that nobody made is not found, rather than an error."""

@@ -190,6 +190,7 @@ def _median_claim(store: MemoryStore, jobs: list[NewJob]) -> float:
     return statistics.median(spent)
 
 
+@pytest.mark.field_case("F57")
 def test_f57_a_claim_costs_the_same_among_many(
     clock_of: Callable[[], tuple[MemoryStore, SettableClock]],
 ) -> None:

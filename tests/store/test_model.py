@@ -231,8 +231,7 @@ class Stores(RuleBasedStateMachine):
                 left[job.executor] -= 1
                 taken.append(job.id)
         later = [job.scheduled_time for job in open_to if job.scheduled_time > now]
-        more = len(due) > len(taken)
-        return taken, more, None if more else min(later, default=None)
+        return taken, len(due) > len(taken), min(later, default=None)
 
     # -- the end of a claim
 
@@ -414,8 +413,7 @@ class Stores(RuleBasedStateMachine):
 
 
 def _listed(claimed: Claimed) -> Claimed:
-    # Where more is due at once a store need not look on for what becomes due next.
-    return replace(claimed, claims=list(claimed.claims), next_due=None if claimed.more else claimed.next_due)
+    return replace(claimed, claims=list(claimed.claims))
 
 
 def _counted(health: Any) -> Any:

@@ -95,6 +95,7 @@ def test_claim_against_cancel(driver: Driver, nodes: list[JobStore], rounds: ran
             driver.settle(Trigger.CANCEL_RUNNING, job_id)
 
 
+@pytest.mark.field_case("F64")
 def test_f64_claim_against_pause(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Pause applied: PAUSED, and no later claim gets it. Pause refused: the job was RUNNING (F64)."""
     for _ in rounds:
@@ -112,6 +113,7 @@ def test_f64_claim_against_pause(driver: Driver, nodes: list[JobStore], rounds: 
         driver.settle(Trigger.CANCEL_RUNNING if job.status is Status.RUNNING else Trigger.CANCEL, job_id)
 
 
+@pytest.mark.field_case("F64")
 def test_f64_concurrent_resumes(driver: Driver, nodes: list[JobStore], clock: SettableClock) -> None:
     """Of many resumes one is applied; the job is due as before and is claimed once (F64)."""
     job = driver.drive(Status.PAUSED)
@@ -144,6 +146,7 @@ def test_claim_against_replace(driver: Driver, nodes: list[JobStore], rounds: ra
 # -- the end of a claim ---------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("F62")
 def test_f62_settle_against_cancel(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Cancel applied: CANCELED, no result, no callback. Cancel refused: SUCCEEDED. One history row (F62)."""
     for number in rounds:
@@ -257,6 +260,7 @@ def test_dual_09_one_business_key(store: JobStore, nodes: list[JobStore], rounds
         assert ids(store.get_many([job.id for job in jobs])) == winners
 
 
+@pytest.mark.field_case("F60")
 def test_f60_one_idempotency_key(store: JobStore, nodes: list[JobStore]) -> None:
     """Fifty callers at once get fifty equal ids, one of them created, one job (F60)."""
     jobs = [new_job(idempotency_key="k", tags=frozenset({"t"})) for _ in range(50)]

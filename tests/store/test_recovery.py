@@ -87,6 +87,7 @@ def test_a_heartbeat_saves_a_claim_however_old(
     assert recovered(store) == [job_id]
 
 
+@pytest.mark.field_case("F58")
 def test_f58_skewed_nodes_change_nothing(
     store: JobStore, driver: Driver, clock: SettableClock, running: Running
 ) -> None:
@@ -99,6 +100,7 @@ def test_f58_skewed_nodes_change_nothing(
     assert driver.job(job_id).claim_seq == 1
 
 
+@pytest.mark.field_case("F23")
 def test_f23_the_cut_off_is_never_frozen(store: JobStore, clock: SettableClock, running: Running) -> None:
     """A node that idles for 2 h recovers the claim of a node that starts and dies after that (F23)."""
     for _ in range(4):
@@ -179,6 +181,7 @@ def test_bulk_12_17_crash_budget(store: JobStore, driver: Driver, clock: Settabl
     assert store.delete([job_id]) == 1
 
 
+@pytest.mark.field_case("F21")
 def test_f21_an_exhausted_job_does_not_hold_up_the_others(
     store: JobStore, driver: Driver, clock: SettableClock
 ) -> None:
@@ -214,6 +217,7 @@ def test_a_pass_is_bounded(store: JobStore, driver: Driver, clock: SettableClock
     assert sorted(seen) == made
 
 
+@pytest.mark.field_case("F19")
 def test_f19_a_finished_job_is_not_recovered(
     store: JobStore, driver: Driver, clock: SettableClock, running: Running
 ) -> None:

@@ -29,6 +29,7 @@ def test_levels() -> None:
     assert BOOST_INTERVAL == 15 * MINUTE
 
 
+@pytest.mark.field_case("F56")
 @pytest.mark.parametrize(
     ("waited", "levels"),
     [
@@ -68,7 +69,8 @@ def test_the_order_is_total(
         return claim_order(entry[0], entry[1], entry[2], now, interval)
 
     ordered = sorted(entries, key=key)
-    assert sorted(entries[::-1], key=key) == ordered
+    backwards = list(reversed(entries))
+    assert sorted(backwards, key=key) == ordered
     assert all(key(first) < key(second) for first, second in pairwise(ordered))
 
 

@@ -42,6 +42,7 @@ backoffs = st.builds(
 # -- arithmetic -----------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("F33")
 @pytest.mark.parametrize("attempt", HUGE)
 def test_f33_the_cap_holds_at_every_attempt(attempt: int) -> None:
     """Base 1 s, factor 2, cap 60 s: 60 s at attempts from 7 to 2**31, in under a millisecond (F33)."""
@@ -55,6 +56,7 @@ def test_f33_the_cap_holds_at_every_attempt(attempt: int) -> None:
     assert MINUTE <= jittery.delay(attempt, 0.999) <= 1.5 * MINUTE
 
 
+@pytest.mark.field_case("F33")
 @pytest.mark.parametrize("attempt", [12, 13, 14, *HUGE[1:]])
 def test_f33_other_factors(attempt: int) -> None:
     """With factor 1.5 the cap of 60 s is reached from attempt 12 on; with factor 1 the delay is always 1 s."""
@@ -100,6 +102,7 @@ def test_later_attempts_never_wait_less(first: int, second: int) -> None:
 # -- jitter ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.field_case("F35")
 @given(backoffs, st.integers(1, 2**31), st.floats(0, 1, exclude_max=True))
 def test_f35_jitter_only_adds(backoff: Backoff, attempt: int, draw: float) -> None:
     """A drawn delay lies in [d, d * (1 + jitter)]; with draw 0 it is d (F35)."""
@@ -111,6 +114,7 @@ def test_f35_jitter_only_adds(backoff: Backoff, attempt: int, draw: float) -> No
     assert drawn.total_seconds() <= plain.total_seconds() * (1 + backoff.jitter) + slack.total_seconds()
 
 
+@pytest.mark.field_case("F35")
 def test_f35_a_thousand_retries_spread() -> None:
     """1,000 delays of 60 s with jitter 0.2 lie in [60 s, 72 s], in no second more than a fifth of them (F35)."""
     backoff = Backoff.fixed(MINUTE, jitter=0.2)

@@ -253,11 +253,12 @@ class Database:
 
     def before_fork(self) -> None:
         """Close everything; see `ratchet_sql.forks`."""
-        self._locked_for_fork = self._lock.acquire(timeout=_FORK_PATIENCE)
         with self._readers:
             self._frozen = True
             self._readers.wait_for(lambda: self._reading == 0, timeout=_FORK_PATIENCE)
             idle, self._idle = self._idle, []
+        # After the readers: the first of them may need the writer's lock to get ready.
+        self._locked_for_fork = self._lock.acquire(timeout=_FORK_PATIENCE)
         for connection in idle:
             close(connection)
         if self._locked_for_fork and self._writer is not None:

@@ -11,12 +11,13 @@ hundredth of that. Alone, either way costs about the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Dialect, Integer, Text, bindparam, func, literal_column, select
+from sqlalchemy import Dialect, Integer, Table, Text, bindparam, func, literal_column, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.elements import ColumnElement, UnaryExpression
+from sqlalchemy.sql.expression import ClauseElement
 from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.sql.selectable import FromClause, Select
 
@@ -66,6 +67,19 @@ class SqlDialect:
     def nested(self, value: ColumnElement[str]) -> ColumnElement[str]:
         """JSON text to be kept as JSON inside `row` and `collect`."""
         return func.json(value, type_=Text())
+
+    def contains(self, column: ColumnElement[Any], part: str) -> ColumnElement[bool]:
+        """The text contains `part`, literally and with regard to case."""
+        return func.instr(column, part, type_=Integer()) > 0
+
+    def insert_or_update(
+        self, table: Table, values: Mapping[str, ColumnElement[Any]], *, keep: Sequence[str]
+    ) -> ClauseElement:
+        """Insert a row; where its primary key is stored already, update all its columns but `keep`."""
+        new = sqlite.insert(table).values(dict(values))
+        keys = [column.name for column in table.primary_key]
+        renewed = {name: new.excluded[name] for name in values if name not in (*keys, *keep)}
+        return new.on_conflict_do_update(index_elements=keys, set_=renewed)
 
     def unindexed(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """The column, in a form that keeps the planner from choosing an index for it."""

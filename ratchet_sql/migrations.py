@@ -162,7 +162,7 @@ def prepare(
         SchemaMissing: the database holds other things and no schema of ours, or an older one, and
             `auto_upgrade` is off; or it is read-only.
     """
-    _check_library()
+    _check_library(connection, retrying)
     version, empty = retrying(lambda: _state_of(connection))
     _refuse_newer(version, path)
     if version == WANTED:
@@ -185,7 +185,7 @@ def upgrade(
     connection: sqlite3.Connection, path: str, *, now: Callable[[], int], retrying: Retrying
 ) -> list[int]:
     """Apply the missing steps in one transaction, whoever else may be at it; answers which."""
-    _check_library()
+    _check_library(connection, retrying)
     _refuse_newer(retrying(lambda: version_of(connection)), path)
     _use_wal(connection, path, retrying)
     retrying(lambda: connection.execute("BEGIN IMMEDIATE"))
@@ -207,11 +207,19 @@ def upgrade(
     return [step.version for step in missing]
 
 
-def _check_library() -> None:
+def _check_library(connection: sqlite3.Connection, retrying: Retrying) -> None:
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise ConfigurationError(
             f"Ratchet needs SQLite 3.35 or newer, this Python has {sqlite3.sqlite_version}; use a newer Python"
         )
+    try:
+        retrying(lambda: connection.execute("SELECT value FROM json_each(json_array(1))").fetchone())
+    except sqlite3.OperationalError as error:
+        if "json" not in str(error):
+            raise
+        raise ConfigurationError(
+            "Ratchet needs SQLite with its JSON functions, this Python's was built without; use another Python"
+        ) from error
 
 
 def _refuse_newer(version: int | None, path: str) -> None:
@@ -222,7 +230,7 @@ def _refuse_newer(version: int | None, path: str) -> None:
 
 
 def _use_wal(connection: sqlite3.Connection, path: str, retrying: Retrying) -> None:
-    if _one(connection, "PRAGMA journal_mode") == "wal":
+    if retrying(lambda: _one(connection, "PRAGMA journal_mode")) == "wal":
         return
     mode = retrying(lambda: _one(connection, "PRAGMA journal_mode = WAL"))
     if mode != "wal":

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Integer, and_, desc, false, func, or_, select
+from sqlalchemy import and_, desc, false, func, or_, select
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import ClauseElement
 from sqlalchemy.sql.selectable import Select
@@ -92,9 +92,9 @@ def conditions(selection: Selection) -> list[ColumnElement[bool]]:
     if s.principal is not None:
         found.append(job.c.principal == s.principal)
     if s.target is not None:
-        found.append(func.instr(job.c.target, s.target, type_=Integer()) > 0)
+        found.append(SQLITE.contains(job.c.target, s.target))
     if s.error is not None:
-        found.append(func.instr(job.c.last_error, s.error, type_=Integer()) > 0)
+        found.append(SQLITE.contains(job.c.last_error, s.error))
     for column, start, stop in (
         (job.c.created_at, s.created_from, s.created_before),
         (job.c.ended_at, s.ended_from, s.ended_before),

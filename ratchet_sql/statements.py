@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from sqlalchemy import Integer, Text, and_, bindparam, delete, func, insert, null, or_, select, update
-from sqlalchemy.dialects.sqlite import insert as upsert
 from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import ClauseElement
 from sqlalchemy.sql.selectable import FromClause, Select
@@ -133,9 +132,9 @@ def get_guards(d: SqlDialect) -> ClauseElement:
 
 
 def _candidates(d: SqlDialect, *filters: ColumnElement[bool]) -> ClauseElement:
-    wanted = func.json_each(_param("executors")).table_valued("value", name="e")
+    wanted, executor = d.values("executors", alias="e")
     priorities, priority = d.priorities()
-    branch = (job.c.executor == wanted.c.value, job.c.priority == priority, is_work, *filters)
+    branch = (job.c.executor == executor, job.c.priority == priority, is_work, *filters)
     first = (
         select(job.c.scheduled_time, job.c.id)
         .where(*branch, job.c.scheduled_time <= _number("now"))
@@ -156,7 +155,7 @@ def _candidates(d: SqlDialect, *filters: ColumnElement[bool]) -> ClauseElement:
         .correlate(wanted, priorities)
         .scalar_subquery()
     )
-    answer = d.collect([wanted.c.value, priority, d.nested(due), following])
+    answer = d.collect([executor, priority, d.nested(due), following])
     return select(answer).select_from(wanted, priorities)
 
 
@@ -344,9 +343,8 @@ def callback_done(d: SqlDialect) -> ClauseElement:
 
 def heartbeat(d: SqlDialect) -> ClauseElement:
     """Register a node, or renew it."""
-    new = upsert(node).values({name: bindparam(name) for name in NODE_COLUMNS})
-    renewed = {name: new.excluded[name] for name in NODE_COLUMNS if name not in ("incarnation", "started_at")}
-    return new.on_conflict_do_update(index_elements=[node.c.incarnation], set_=renewed)
+    values = {name: bindparam(name, type_=node.c[name].type) for name in NODE_COLUMNS}
+    return d.insert_or_update(node, values, keep=["started_at"])
 
 
 def nodes(d: SqlDialect) -> ClauseElement:

@@ -16,7 +16,7 @@ from ratchet.domain.outcome import timed_out
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.engine.attempt import Attempt, Ended
 from ratchet.engine.identity import is_gone
-from ratchet.engine.logs import told, traced
+from ratchet.engine.logs import Sparse, told, traced
 from ratchet.errors import StoreError
 from ratchet.spi.store import JobStore, NodeInfo, Orphan, RecoverRequest, Settled
 
@@ -30,11 +30,18 @@ Known = Mapping[tuple[UUID, int], Attempt]
 
 
 class Loop:
-    """A daemon thread that does one thing again and again; an error never ends it, and is not a flood in the log."""
+    """A daemon thread that does one thing again and again; an error never ends it, and is not a flood in the log.
 
-    def __init__(self, name: str, step: Callable[[], float]) -> None:
-        self.name, self._step = name, step
+    Args:
+        name: for the thread and the log.
+        step: does it once; answers how many seconds to wait before the next time.
+        patience: the longest wait, in seconds, after a step that failed.
+    """
+
+    def __init__(self, name: str, step: Callable[[], float], *, patience: float = 1.0) -> None:
+        self.name, self._step, self._patience = name, step, patience
         self.failures = 0
+        self._lines = Sparse()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ratchet-{name}", daemon=True)
 
@@ -61,8 +68,8 @@ class Loop:
                 self.failures = 0
             except Exception as error:  # noqa: BLE001 - whatever it is, the loop goes on
                 self.failures += 1
-                delay = min(1.0, 0.1 * 2 ** min(self.failures, 4))
-                if self.failures & (self.failures - 1) == 0:
+                delay = min(self._patience, 0.1 * 2 ** min(self.failures, 4))
+                if self._lines.wants(self.failures):
                     text = told(error) if isinstance(error, StoreError) else traced(error)
                     log.warning("%s failed (%d in a row): %s", self.name, self.failures, text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import traceback
 from typing import Any, Final
 
@@ -14,6 +15,24 @@ _TRACE_LIMIT: Final = 20_000
 _sanitizer: Final = DefaultErrorSanitizer()
 _lock = threading.Lock()
 _installed = False
+_APART: Final = 1.0
+
+
+class Sparse:
+    """Which failures of one loop get a line: the 1st, 2nd, 4th, 8th ... in a row, and never two within a second."""
+
+    def __init__(self) -> None:
+        self._next, self._last = 1, float("-inf")
+
+    def wants(self, failures: int) -> bool:
+        """True if failure number `failures` in a row is to be logged; what a second is too early for comes later."""
+        if failures <= 1:
+            self._next = 1
+        now = time.monotonic()
+        if failures < self._next or now - self._last < _APART:
+            return False
+        self._next, self._last = 2 * failures, now
+        return True
 
 
 def install() -> None:

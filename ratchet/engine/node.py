@@ -211,10 +211,10 @@ class Node:
         parts.sweep.at_start()
         parts.settler.start()
         self.coordinator.start(self.info.name, self._hint)
-        for loop in parts.loops:
-            loop.start()
         parts.poller.wake()
         parts.poller.start()
+        for loop in parts.loops:  # after the poller: making threads would delay the first job
+            loop.start()
 
     def _check_name(self) -> None:
         if self.settings.node.name is None:

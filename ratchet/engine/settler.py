@@ -14,7 +14,7 @@ from ratchet.domain.lifecycle import target_of
 from ratchet.domain.outcome import decide
 from ratchet.domain.settlement import Settlement
 from ratchet.engine.attempt import Ended
-from ratchet.engine.logs import told, traced
+from ratchet.engine.logs import Sparse, told, traced
 from ratchet.engine.polling import error_delay
 from ratchet.errors import StoreError
 from ratchet.spi.store import JobStore, Refused, SettleAnswer, Settled
@@ -48,6 +48,7 @@ class Settler:
         self._room = threading.Condition()
         self._thread: threading.Thread | None = None
         self._giving_up = threading.Event()
+        self._lines = Sparse()
 
     def start(self) -> None:
         """Make the thread."""
@@ -153,7 +154,7 @@ class Settler:
                     log.error("the store itself refuses the outcome of job %s\n%s", job_id, traced(error))
                     return [Refused(settlements[0].change.job_id, None, "the store raised")]
                 failures += 1
-                if failures & (failures - 1) == 0:
+                if self._lines.wants(failures):
                     text = traced(error) if failures == 1 else told(error)
                     log.error(
                         "outcomes of %d jobs cannot be written, kept and tried again: %s",

@@ -276,8 +276,9 @@ async def test_a_store_that_hangs_does_not_block_the_loop() -> None:
     scheduler.scheduler.store = slow
     submission = asyncio.create_task(scheduler.enqueue(kit.add, 1).submit())
     count = asyncio.create_task(scheduler.query.count())
-    ticks = 0
-    while not (slow.inside.acquire(blocking=False) and slow.inside.acquire(blocking=False)):
+    ticks = inside = 0
+    while inside < 2:
+        inside += slow.inside.acquire(blocking=False)
         ticks += 1
         await asyncio.sleep(0.001)
     for _ in range(50):

@@ -13,8 +13,8 @@ from typing import Final
 from uuid import UUID
 
 from ratchet.defaults.memory_reading import matches
-from ratchet.defaults.memory_records import Lane, Record, Wanted, is_offered
-from ratchet.domain.job import Claim, NewJob
+from ratchet.defaults.memory_records import Lane, Record, Wanted
+from ratchet.domain.job import Claim, JobType, NewJob
 from ratchet.domain.lifecycle import (
     CLAIMABLE,
     ROWS,
@@ -123,7 +123,7 @@ class MemoryData:
 
     def add(self, new: NewJob, now: datetime) -> None:
         """Insert a job that `check_new` has let pass."""
-        record = Record(new, due_time(new, now), now)
+        record = Record(new, due_time(new, now), now, self._lane(new))
         self.records[record.key] = record
         self.by_status[record.status].add(record)
         if new.idempotency_key is not None:
@@ -132,8 +132,8 @@ class MemoryData:
             self.business[new.business_key] = record
         for tag in new.tags:
             self.tagged.setdefault(tag, set()).add(record)
-        if record.status in CLAIMABLE and is_offered(record):
-            self.lane(record).push(record, now)
+        if record.lane is not None and record.status in CLAIMABLE:
+            record.lane.push(record, now)
 
     def remove(self, record: Record) -> None:
         """Delete a job that holds no business key; its idempotency key stays taken."""
@@ -150,18 +150,21 @@ class MemoryData:
 
     # -- changes
 
-    def lane(self, record: Record) -> Lane:
-        """Where the job waits for its claim."""
-        lanes = self.lanes.setdefault(record.new.executor, {})
-        lane = lanes.get(record.new.priority)
+    def _lane(self, new: NewJob) -> Lane | None:
+        """Where a job waits for its claim; None for one that is never claimed."""
+        if new.type is JobType.BATCH:
+            return None
+        lanes = self.lanes.setdefault(new.executor, {})
+        lane = lanes.get(new.priority)
         if lane is None:
-            lane = lanes[record.new.priority] = Lane()
+            lane = lanes[new.priority] = Lane()
         return lane
 
     def write(self, record: Record, fields: Iterable[tuple[str, object]], now: datetime) -> None:
         """Write `fields` and keep the indexes."""
-        was, owner = record.status, record.picked_by
-        offered = was in CLAIMABLE and is_offered(record)
+        was, owner, lane = record.status, record.picked_by, record.lane
+        if lane is not None and was in CLAIMABLE:
+            lane.left()
         for name, value in fields:
             setattr(record, name, value)
         status = record.status
@@ -172,10 +175,8 @@ class MemoryData:
                 self.held[owner].discard(record)
             elif status in _HELD:
                 self.held.setdefault(record.picked_by, set()).add(record)
-        if offered:
-            self.lane(record).left()
-        if status in CLAIMABLE and is_offered(record):
-            self.lane(record).push(record, now)
+        if lane is not None and status in CLAIMABLE:
+            lane.push(record, now)
 
     def transition(self, record: Record, change: Change, now: datetime) -> None:
         """Apply a row of the table that nothing refuses, with its history row and its business key."""

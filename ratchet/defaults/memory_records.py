@@ -41,14 +41,15 @@ class Record:
 
     __slots__ = (
         "attempts", "business_key", "claim_seq", "crash_count", "created_at", "duration", "ended_at",
-        "history", "is_batch_parent", "key", "last_error", "metadata", "new", "params", "paused_from_status",
+        "history", "is_batch_parent", "key", "lane", "last_error", "metadata", "new", "params", "paused_from_status",
         "picked_at", "picked_by", "queue_wait", "result", "scheduled_time", "signal", "started_at", "status",
         "superseded_by", "updated_at", "version",
     )  # fmt: skip
 
-    def __init__(self, new: NewJob, scheduled_time: datetime, now: datetime) -> None:
+    def __init__(self, new: NewJob, scheduled_time: datetime, now: datetime, lane: Lane | None) -> None:
         self.new = new
         self.key = new.id.int  # ordered as the id is, compared and hashed without Python code
+        self.lane = lane
         self.business_key = new.business_key
         self.is_batch_parent = new.type is JobType.BATCH
         # The caller may go on changing its dicts.
@@ -177,7 +178,7 @@ class Lane:
     What is not due yet lies apart, so that a claim costs nothing for it.
     """
 
-    __slots__ = ("_due", "_late", "_later", "_live", "_now", "_passed")
+    __slots__ = ("_due", "_late", "_later", "_leaves", "_live", "_now", "_passed")
 
     def __init__(self) -> None:
         self._due: deque[Entry] = deque()  # ascending: work mostly arrives in the order in which it is due
@@ -185,18 +186,20 @@ class Lane:
         self._later: list[Entry] = []  # heap: not due when it was last looked at
         self._passed: list[Entry] = []  # ascending: due, and not wanted by the claim under way
         self._live = 0
+        self._leaves = 0  # since it was last asked whether they are worth a clean-up
         self._now = _EARLIEST  # the latest time at which something was found due
 
     def push(self, record: Record, now: datetime) -> None:
-        """Put in a job that is PENDING as it is now."""
-        entry = (record.scheduled_time, record.key, record.version, record)
+        """Put in a job that is PENDING as it is now; a blocked step is never due and stays out."""
+        due = record.scheduled_time
         self._live += 1
-        if record.scheduled_time > now:
-            heappush(self._later, entry)
+        if due > now:
+            if due != UNSCHEDULED:
+                heappush(self._later, (due, record.key, record.version, record))
         else:
             if now > self._now:
                 self._now = now
-            self._push_due(entry)
+            self._push_due((due, record.key, record.version, record))
 
     def _push_due(self, entry: Entry) -> None:
         due = self._due
@@ -208,8 +211,11 @@ class Lane:
     def left(self) -> None:
         """A job of this lane is no longer as it was pushed."""
         self._live -= 1
-        if len(self._due) + len(self._late) + len(self._later) > 2 * self._live + 64:
-            self._compact()
+        self._leaves += 1
+        if self._leaves > 64:
+            self._leaves = 0
+            if len(self._due) + len(self._late) + len(self._later) > 2 * self._live + 64:
+                self._compact()
 
     def _compact(self) -> None:
         self._due = deque(entry for entry in self._due if entry[3].version == entry[2])
@@ -294,8 +300,3 @@ class Lane:
             heappush(later, entry)
         aside.clear()
         return found
-
-
-def is_offered(record: Record) -> bool:
-    """True if a claim could ever take the job as it is; only then it is put into its lane."""
-    return record.scheduled_time != UNSCHEDULED and not record.is_batch_parent

@@ -207,14 +207,14 @@ class Node:
         self._check_name()
         logs.install()
         parts = self._parts
-        parts.heartbeat.beat()
+        next_beat = parts.heartbeat.beat()
         parts.sweep.at_start()
         parts.settler.start()
         self.coordinator.start(self.info.name, self._hint)
         parts.poller.wake()
         parts.poller.start()
         for loop in parts.loops:  # after the poller: making threads would delay the first job
-            loop.start()
+            loop.start(next_beat if loop.name == "heartbeat" else 0.0)
 
     def _check_name(self) -> None:
         if self.settings.node.name is None:
@@ -379,12 +379,13 @@ class Node:
         self._stopping = True
         if self._state == "running":
             self._state = "stopping"
-        parts.poller.stop()
+        parts.poller.stop(min(5.0, timeout / 2))
         self._return_unstarted()
         self._wait_for_bodies(end - min(MAX_NOTICE, timeout / 2))
         for attempt in list(self._known.values()):
             attempt.request_stop("shutdown")
         self._wait_for_bodies(end)
+        parts.poller.stop(max(end - time.monotonic(), 0.0))  # a claim under way gives back what it brings
         released_ids = self._release_unfinished()
         written = parts.settler.flush(max(1.0, end - time.monotonic()))
         parts.callbacks.drain(max(0.1, min(1.0, end - time.monotonic())))

@@ -190,12 +190,15 @@ class Poller:
         if sooner and not self._wake.is_set():
             self._wake.set()
 
-    def stop(self) -> None:
-        """Claim no more; returns when the loop has ended."""
+    def stop(self, timeout: float = 5.0) -> None:
+        """Claim no more; returns when the loop has ended, or after `timeout` seconds with a claim that hangs.
+
+        What such a claim still brings is given back at once.
+        """
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+            self._thread.join(timeout)
 
     # -- the loop
 
@@ -368,6 +371,9 @@ class Poller:
         attempts = [Attempt(claim, sent) for claim in claimed.claims]
         for attempt in attempts:
             self._received(attempt)
+        if self._stop.is_set():  # answered while the node stops
+            self._give_back(attempts, "the node is stopping")
+            return
         self._risky = {each for each in self._risky if not each.answered}
         if any(attempt.claim.crash_count for attempt in attempts):
             attempts = self._keep_apart(attempts)

@@ -323,11 +323,11 @@ async def test_a_deleted_job_among_many_is_told(
 ) -> None:
     """Where many jobs are waited for, one that is deleted under way raises JobPurged, and the others wait on."""
     handles = await scheduler.enqueue_many(kit.add, [(i,) for i in range(60)])
-    waiting = [asyncio.create_task(handle.wait()) for handle in handles]
-    await scheduler.query.count()
     inner = scheduler.scheduler.store
     with monkeypatch.context() as patch:  # both steps between two looks
         patch.setattr(inner, "find", lambda *args, **kwargs: Page([], None))
+        waiting = [asyncio.create_task(handle.wait()) for handle in handles]
+        await scheduler.query.count()
         assert await scheduler.cancel(handles[0].id)
         inner.delete([handles[0].id])
     with pytest.raises(JobPurged):

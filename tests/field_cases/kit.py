@@ -6,6 +6,7 @@ Nothing here imports pytest, so that worker processes and bodies can use it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -132,6 +133,14 @@ class Gates:
         """Stand before the gate (a body's call)."""
         append(self.folder / f"reached-{name}", f"{os.getpid()}\n")
         wait_until(lambda: self.is_open(name), seconds, f"gate {name} opens")
+
+    async def wait_async(self, name: str, seconds: float = 60.0) -> None:
+        """Stand before the gate without blocking the loop (an async body's call)."""
+        append(self.folder / f"reached-{name}", f"{os.getpid()}\n")
+        end = time.monotonic() + seconds
+        while not self.is_open(name):  # noqa: ASYNC110 - whoever opens it may be in another process
+            assert time.monotonic() < end, f"not within {seconds:g} s: gate {name} opens"
+            await asyncio.sleep(0.005)
 
     def reached(self, name: str) -> int:
         """How many have come to the gate."""

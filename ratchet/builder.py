@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _ZERO: Final = timedelta()
+NO_OPTIONS: Final = JobOptions()
 Arguments: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
 """One entry of `enqueue_many`: positional arguments, or keyword ones."""
 _State: TypeAlias = Literal["new", "submitting", "tried", "submitted"]
@@ -96,7 +97,7 @@ class Submission:
         target = self._targets.describe(func)
         target.signature.bind(args, kwargs)
         target.signature.validate(args, kwargs)
-        return Draft(target, args, kwargs, JobOptions(), defaults)
+        return Draft(target, args, kwargs, NO_OPTIONS, defaults)
 
     def encode(self, draft: Draft) -> NewJob:
         """The job to store.
@@ -105,7 +106,9 @@ class Submission:
             PayloadError: an argument or param cannot travel, or is too large.
             UsageError: options that do not fit.
         """
-        options = draft.options.over(draft.defaults)
+        options = draft.options
+        if draft.defaults is not NO_OPTIONS:
+            options = options.over(draft.defaults)
         target = draft.target
         payload = self._codec.encode_arguments(draft.args, draft.kwargs, names=target.signature.names)
         params = {
@@ -220,7 +223,12 @@ class BuilderWords:
         return self._with(backoff=backoff)
 
     def with_timeout(self, timeout: timedelta) -> Self:
-        """How long one execution may take."""
+        """How long one execution may take, from its start.
+
+        At the end of it the attempt is over, whatever its body does: an async body is cancelled, one in a
+        child process is killed, one in a thread gets an exception, which cannot reach a blocking call. A
+        body that goes on all the same keeps its slot, its result is discarded, and a retry may overlap it.
+        """
         return self._with(timeout=timeout)
 
     def with_tags(self, *tags: str) -> Self:

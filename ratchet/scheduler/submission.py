@@ -7,7 +7,16 @@ from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
-from ratchet.builder import Arguments, Draft, JobBuilder, as_arguments, call_site, check_when, key_of
+from ratchet.builder import (
+    NO_OPTIONS,
+    Arguments,
+    Draft,
+    JobBuilder,
+    as_arguments,
+    call_site,
+    check_when,
+    key_of,
+)
 from ratchet.defaults.resolver import RegisteredServices
 from ratchet.domain.options import JobOptions, OptionWords
 from ratchet.domain.priority import Priority
@@ -193,8 +202,8 @@ class Submitting(Parts):
             return self._insert(drafts, unit)
 
     def _draft(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
-        draft = self._submission.draft(func, args, kwargs, JobOptions())
-        draft.defaults = self._job_defaults.get(draft.target.text, draft.defaults)
+        draft = self._submission.draft(func, args, kwargs, NO_OPTIONS)
+        draft.defaults = self._job_defaults.get(draft.target.text, NO_OPTIONS)
         return draft
 
     def _scheduled(

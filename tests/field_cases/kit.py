@@ -138,7 +138,7 @@ class Gates:
         """Stand before the gate without blocking the loop (an async body's call)."""
         append(self.folder / f"reached-{name}", f"{os.getpid()}\n")
         end = time.monotonic() + seconds
-        while not self.is_open(name):  # noqa: ASYNC110 - whoever opens it may be in another process
+        while not self.is_open(name):
             assert time.monotonic() < end, f"not within {seconds:g} s: gate {name} opens"
             await asyncio.sleep(0.005)
 

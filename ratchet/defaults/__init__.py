@@ -1,1 +1,1 @@
-"""defaults"""
+"""The shipped implementation of each SPI."""

@@ -323,7 +323,8 @@ class MemoryData:
             known = (self.records.get(job_id.int) for job_id in selection.ids)
             candidates = [record for record in known if record is not None]
         elif selection.tags:
-            candidates = min((self.tagged.get(tag, set()) for tag in selection.tags), key=len)
+            sets = [self.tagged.get(tag, set()) for tag in selection.tags]
+            candidates = min(sets, key=len)
         elif selection.statuses:
             candidates = (record for status in selection.statuses for record in self.by_status[status])
         else:

@@ -249,7 +249,7 @@ class AsyncScheduler:
         return await self._bridge.run(partial(self.scheduler.pause, job_id))
 
     async def resume(self, job_id: UUID) -> bool:
-        """Queue a PAUSED job again, with its due time. False if it is not paused or unknown."""
+        """Queue a PAUSED job again with its due time: paused time counts as waiting. False if not paused or unknown."""
         return await self._bridge.run(partial(self.scheduler.resume, job_id))
 
     async def retry(self, job_id: UUID) -> bool:

@@ -85,7 +85,7 @@ class Controlling(Submitting):
         return answer.current is not None and answer.current.status is Status.PAUSED
 
     def resume(self, job_id: UUID) -> bool:
-        """Queue a PAUSED job again, with its due time. False if it is not paused or unknown."""
+        """Queue a PAUSED job again with its due time: paused time counts as waiting. False if not paused or unknown."""
         answer = self._apply(Trigger.RESUME, job_id, JobResumed)
         if isinstance(answer, Applied):
             self._wake()

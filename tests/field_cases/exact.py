@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 KINDS: Final = ("threads", "async", "processes")
 """Where a body can run."""
@@ -40,6 +40,25 @@ def same(one: Any, other: Any) -> bool:
             and str(one.tzinfo) == str(other.tzinfo)
         )
     return bool(one == other)
+
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """Plays a scenario once per store and variant, so that each of its clauses can have a test of its own.
+
+    The evidence must be plain data: the scenario's node has been stopped when the next test looks at it.
+    """
+
+    def __init__(self) -> None:
+        self._played: dict[object, T] = {}
+
+    def __call__(self, key: object, play: Callable[[], T]) -> T:
+        """The evidence; plays the scenario if there is none."""
+        if key not in self._played:
+            self._played[key] = play()
+        return self._played[key]
 
 
 class Recorder:

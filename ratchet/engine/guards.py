@@ -42,11 +42,13 @@ class Loop:
         self.name, self._step, self._patience = name, step, patience
         self.failures = 0
         self._lines = Sparse()
+        self._after = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"ratchet-{name}", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
+    def start(self, after: float = 0.0) -> None:
+        """Begin, with the first step `after` so many seconds."""
+        self._after = after
         self._thread.start()
 
     @property
@@ -61,7 +63,7 @@ class Loop:
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        delay = 0.0
+        delay = self._after
         while not self._stop.wait(delay):
             try:
                 delay = self._step()

@@ -94,8 +94,10 @@ def test_a_main_module_of_a_package_runs_its_own_jobs(tmp_path: Path) -> None:
 def test_what_a_main_program_submits_another_process_runs(tmp_path: Path) -> None:
     """A job submitted by `python file.py` is found and executed by a process that imports that file."""
     url = f"sqlite:///{tmp_path / 'jobs.db'}"
-    submit = PROGRAM.format(url=url).replace("    with scheduler:\n", "    if True:\n").replace(
-        "print(handle.job().target, handle.result(timeout=20))", "print(handle.id)"
+    submit = (
+        PROGRAM.format(url=url)
+        .replace("    with scheduler:\n", "    if True:\n")
+        .replace("print(handle.job().target, handle.result(timeout=20))", "print(handle.id)")
     )
     (tmp_path / "shopfront.py").write_text(submit)
     job_id = python(tmp_path, "shopfront.py").splitlines()[-1]

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from ratchet.errors import StoreClosed, StoreError, StoreTransientError
+from ratchet.errors import StoreClosed, StoreError, StoreTransientError, UsageError
 from ratchet.spi.clock import Clock
 from ratchet_sql import forks
 from ratchet_sql.files import DatabaseFile, close
@@ -345,3 +345,7 @@ class _Reading:
         self._database._give_reader(None)
         if isinstance(error, sqlite3.Error):
             raise self._database.translated(error) from error
+        if isinstance(error, UnicodeEncodeError):
+            raise UsageError(
+                "text with a lone surrogate is nowhere stored and cannot be looked for"
+            ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -21,6 +22,7 @@ from ratchet.domain.lifecycle import (
 )
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import NO_BACKOFF, Backoff
+from ratchet.errors import UsageError
 from ratchet.spi.store import Node, NodeInfo
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,9 +94,28 @@ NEVER: Final = to_ms(UNSCHEDULED)
 """The due time of a blocked step."""
 
 
+_UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
+
+
+def cleaned(text: str) -> str:
+    """The text with every NUL and lone surrogate, which no row may hold, as U+FFFD (section 2, limits).
+
+    One such character would make not only its own row unreadable, but every answer that the row is part of.
+    """
+    return text if text.isascii() and "\0" not in text else _UNSTORABLE.sub("\ufffd", text)
+
+
+def _refuse_unstorable(row: Stored) -> None:
+    for value in row:
+        if type(value) is str and not (value.isascii() and "\0" not in value) and _UNSTORABLE.search(value):
+            raise UsageError(f"a NUL character or a lone surrogate cannot be stored: {value[:100]!a}")
+
+
 def column_value(value: object) -> str | int | None:
     """A field of a job, as the domain made it, as its column keeps it (`timeout` aside)."""
-    if value is None or isinstance(value, str | int):
+    if isinstance(value, str):
+        return cleaned(value)
+    if value is None or isinstance(value, int):
         return value
     if isinstance(value, datetime):
         return (value - EPOCH) // MS
@@ -144,7 +165,7 @@ def due_time(new: NewJob, now: datetime) -> datetime:
 
 
 def new_row(new: NewJob, now: datetime, now_ms: int, business_key: str | None) -> tuple[Stored, datetime]:
-    """A submitted job in the order of INSERT_COLUMNS, and its due time."""
+    """A submitted job in the order of INSERT_COLUMNS, and its due time; unstorable text is a `UsageError`."""
     due = due_time(new, now)
     row: Stored = [
         str(new.id),
@@ -171,6 +192,7 @@ def new_row(new: NewJob, now: datetime, now_ms: int, business_key: str | None) -
         new.on_failure,
         encode_map(new.metadata),
     ]
+    _refuse_unstorable([*row, *new.tags] if new.tags else row)
     return row, due
 
 
@@ -303,7 +325,7 @@ def execution_row(ended: Execution, job_id: str) -> Stored:
         to_ms(ended.started_at),
         to_ms(ended.ended_at),
         ended.duration // MS,
-        ended.error,
+        None if ended.error is None else cleaned(ended.error),
     ]
 
 
@@ -330,9 +352,9 @@ def execution_from(row: Stored) -> Execution:
 def node_row(info: NodeInfo, now_ms: int) -> Stored:
     """A heartbeat in the order of NODE_COLUMNS; the last two count only at the first one."""
     return [
-        info.incarnation,
-        info.name,
-        info.host,
+        cleaned(info.incarnation),
+        cleaned(info.name),
+        cleaned(info.host),
         info.boot_id,
         info.pid_namespace,
         info.pid,

@@ -25,7 +25,7 @@ from ratchet.errors import (
 from ratchet.spi.store import Applied, Refused, SettleAnswer, Settled
 from ratchet_sql import rendered as sql
 from ratchet_sql.connection import Database, Execute
-from ratchet_sql.rows import GuardRow, Stored, column_value, dumps, execution_row, from_ms, job_from
+from ratchet_sql.rows import GuardRow, Stored, cleaned, column_value, dumps, execution_row, from_ms, job_from
 from ratchet_sql.submission import business_holders, insert_rows, submitted_rows
 from ratchet_sql.transitions import data_columns
 
@@ -141,7 +141,8 @@ def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
     seen: set[UUID] = set()
     alone = True
     for settlement in settlements:
-        submits = any(isinstance(effect, Submit) for effect in settlement.effects)
+        effects = settlement.effects
+        submits = bool(effects) and any(isinstance(effect, Submit) for effect in effects)
         job_id = settlement.change.job_id
         if alone or submits or job_id in seen:
             waves.append([])
@@ -182,9 +183,16 @@ def _settle_wave(
         group.submitted += submitted
         for effect in settlement.effects:
             if isinstance(effect, RunCallback):
-                owner = job.picked_by or ""
+                argument = cleaned(effect.argument)
                 group.callbacks.append(
-                    [job.id, job.claim_seq, effect.name, owner, effect.target, effect.argument]
+                    [
+                        job.id,
+                        job.claim_seq,
+                        effect.name,
+                        job.picked_by or "",
+                        cleaned(effect.target),
+                        argument,
+                    ]
                 )
         answers.append(_settled(job_id, job, fields, now))
     group.write(database, execute, now_ms)

@@ -59,13 +59,15 @@ def test_read_only(open_store: Opener) -> None:
     assert reading.get(job.id) == open_store().get(job.id)
 
 
-def test_read_only_file(path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_file(path: Path, store: SqliteStore) -> None:
     """A database that turned read-only refuses writes as permanent and says what to make writable."""
     store.insert([new_job()])
     refusing = sqlite3.connect(
         f"file:{path}?mode=ro", uri=True, check_same_thread=False, isolation_level=None
     )
-    monkeypatch.setattr(store.database, "_writer", refusing)
+    original, store.database._writer = store.database._writer, refusing
+    assert original is not None
+    original.close()
     with pytest.raises(StorePermanentError, match="make the file and its folder writable"):
         store.insert([new_job()])
     assert store.insert([new_job()])[0].created, "the connection was not replaced"

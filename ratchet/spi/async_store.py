@@ -160,8 +160,9 @@ class AsyncJobStore(Protocol):
     async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
         """`settle` for each, in order, an answer per entry; stores group them into one commit.
 
-        Called by the settler with outcomes of claims. One refused entry changes nothing for the others. A
-        call that raised has applied all or none of them.
+        Called by the settler with outcomes of claims. One refused entry changes nothing for the others; a
+        conflict of a job that an entry submits is a refusal of that entry. A call that raised has applied
+        all or none of them.
         """
         ...
 
@@ -171,7 +172,8 @@ class AsyncJobStore(Protocol):
         """Requeue up to `limit` jobs of `selection` in one unit; always narrowed to the row's source states.
 
         Oldest (lowest id) first. With ``abort``, all or nothing: one business key in use raises and
-        nothing is changed. With ``skip``, such jobs are left and named, with the reason.
+        nothing is changed. With ``skip``, such jobs are left and named, with the reason; the limit counts
+        changed jobs, so that conflicts at the head never fill a page.
 
         Raises:
             UsageError: the trigger is not requeue (or signal, with its capability); limit outside 1..1000.
@@ -187,7 +189,8 @@ class AsyncJobStore(Protocol):
         Row by row: each orphan below the budget gets row ``recover`` of the table, guarded by the
         `claim_seq` and the owner that were seen, and its history row. One bad row is reported in `errors`
         and does not stop the others. Two sweeps never recover one claim twice. A job at its budget is
-        reported as exhausted, every time, until somebody settles it.
+        reported as exhausted, every time, until somebody settles it; it counts
+        towards the limit.
         """
         ...
 

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from ratchet.context import _current
 from ratchet.domain.outcome import (
+    Deferred,
+    Failed,
     Outcome,
+    Succeeded,
     deferred,
     failed,
     failed_for_good,
@@ -28,7 +31,7 @@ from ratchet.errors import JobError
 if TYPE_CHECKING:
     from ratchet.engine.child_process import ChildProcess
     from ratchet.engine.child_wire import BodyReply
-    from ratchet.engine.poller import Pace
+    from ratchet.engine.poller import LeftOut, Pace
     from ratchet.engine.settler import Settler
 
 log = logging.getLogger("ratchet.engine")
@@ -41,6 +44,7 @@ class Bodies:
         pipeline: the steps.
         settler: where outcomes go.
         paces: executor -> measured duration, for claiming ahead.
+        left_out: learns which targets cannot run here.
         make_child: makes the child process of a slot.
     """
 
@@ -49,14 +53,22 @@ class Bodies:
         pipeline: Pipeline,
         settler: Settler,
         paces: dict[str, Pace],
+        left_out: LeftOut,
         make_child: Callable[[], ChildProcess],
     ) -> None:
         self._pipeline, self._settler, self._paces, self._make_child = pipeline, settler, paces, make_child
+        self._left_out = left_out
         self._children: dict[int, ChildProcess] = {}
 
     def finish(self, ended: Ended) -> None:
         """Hand the outcome over, unless somebody decided first (the watchdog, a shutdown)."""
         if ended.attempt.take_verdict():
+            pair = (ended.attempt.claim.target, ended.attempt.claim.format)
+            match ended.outcome:
+                case Deferred(delay=None):  # known before it is written: the next claim must not get it again
+                    self._left_out.add(pair)
+                case Succeeded() | Failed():
+                    self._left_out.forget(pair)
             self._settler.put(ended)
 
     def _broken(self, attempt: Attempt, error: BaseException) -> None:

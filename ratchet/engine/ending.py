@@ -93,7 +93,6 @@ class Endings:
         node: the node's name.
         forget: drops an attempt from what the node knows.
         due_in: tells the poller of a retry of this node's own.
-        leave_out: tells the poller of a target that cannot run here.
         callbacks: runs what the settlement recorded.
     """
 
@@ -105,12 +104,11 @@ class Endings:
         waiters: Waiters,
         forget: Callable[[Ended], None],
         due_in: Callable[[timedelta], None],
-        leave_out: Callable[[tuple[str, int]], None],
         callbacks: Callbacks,
         now: Callable[[], datetime],
     ) -> None:
         self._bus, self._node, self._waiters, self._forget = bus, node, waiters, forget
-        self._due_in, self._leave_out, self._callbacks, self._now = due_in, leave_out, callbacks, now
+        self._due_in, self._callbacks, self._now = due_in, callbacks, now
         self.tally = Tally()
 
     def answered(self, group: Sequence[tuple[Ended, Settlement | None, SettleAnswer | None]]) -> None:
@@ -152,7 +150,6 @@ class Endings:
             claim = ended.attempt.claim
             if outcome.delay is None:
                 log.warning("job %s was put back: %s", claim.job_id, outcome.reason)
-                self._leave_out((claim.target, claim.format))
             else:
                 self._due_in(outcome.delay)
         elif change.trigger is Trigger.RETRY and change.delay is not None:

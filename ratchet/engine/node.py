@@ -122,7 +122,6 @@ class Node:
             waiters=self._waiters,
             forget=self._answered,
             due_in=lambda delay: self._parts.poller.due_in(delay),
-            leave_out=lambda pair: self._parts.poller.left_out.add(pair),
             callbacks=callbacks,
             now=store.now,
         )
@@ -157,7 +156,7 @@ class Node:
             may_claim=lambda: self._state == "running" and not self._parts.watchdog.fenced,
             watch=self.coordinator.watch,
         )
-        bodies = Bodies(pipeline, settler, poller.paces, self._make_child)
+        bodies = Bodies(pipeline, settler, poller.paces, poller.left_out, self._make_child)
         watchdog = Watchdog(
             self._known,
             settings.timeouts,
@@ -188,7 +187,7 @@ class Node:
         )
         parts.loops = [
             # Asked for again well within the fence: an outage must not cost the time of a back-off on top.
-            Loop("heartbeat", heartbeat.beat, patience=min(1.0, heartbeat.interval / 3)),
+            Loop("heartbeat", heartbeat.beat, patience=min(1.0, max(heartbeat.interval / 3, 0.1))),
             Loop("watchdog", self._watch),
             Loop("custody", custody.check),
             Loop("sweep", sweep.run),

@@ -51,8 +51,13 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def is_broken(error: sqlite3.Error) -> bool:
-    """True if the connection had better not be used again."""
+    """True if the connection had better not be used again.
+
+    So also where the driver itself refused (no code of SQLite's): the connection was closed under us.
+    """
     return code_of(error) in (
+        0,
+        sqlite3.SQLITE_MISUSE,
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
@@ -65,6 +70,10 @@ def is_broken(error: sqlite3.Error) -> bool:
 def translated(error: sqlite3.Error, path: str) -> StoreError:
     """What to raise instead of `error`, chained to it by the caller."""
     name = getattr(error, "sqlite_errorname", None) or type(error).__name__
-    transient, advice = _KNOWN.get(code_of(error), (False, "refused a statement; see the cause"))
+    closed = isinstance(error, sqlite3.ProgrammingError) and "closed" in str(error)
+    unknown = (
+        (True, "lost its connection; try again") if closed else (False, "refused a statement; see the cause")
+    )
+    transient, advice = _KNOWN.get(code_of(error), unknown)
     family = StoreTransientError if transient else StorePermanentError
     return family(f"the database {path} {advice} ({name}: {error})")

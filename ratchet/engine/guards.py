@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -21,6 +21,7 @@ from ratchet.errors import StoreError
 from ratchet.spi.store import JobStore, NodeInfo, Orphan, RecoverRequest, Settled
 
 if TYPE_CHECKING:
+    from ratchet.domain.job import Job
     from ratchet.engine.ending import Callbacks, Endings
     from ratchet.engine.slots import LoopSlots, ThreadSlots
     from ratchet.settings import NodeSettings, TimeoutSettings
@@ -259,6 +260,7 @@ class Sweep:
     ) -> None:
         self._store, self._settings, self._info = store, settings, info
         self._heartbeat, self._endings, self._callbacks, self._wake = heartbeat, endings, callbacks, wake
+        self._unsure: dict[tuple[UUID, int], tuple[Job, str]] = {}
 
     def run(self) -> float:
         """One sweep, if this node may judge others at all; answers the delay until the next."""
@@ -273,6 +275,7 @@ class Sweep:
             known_gone=gone,
             never=frozenset({self._info.incarnation}),
         )
+        self._make_sure()
         self._recover(request)
         self._take_callbacks()
         for node in nodes:
@@ -317,29 +320,38 @@ class Sweep:
 
     def _fail(self, orphan: Orphan) -> bool:
         """Settle a job whose crash budget is spent; one that cannot be settled now is left to the next sweep."""
+        key = orphan.job_id, orphan.claim_seq
+        error = f"NodeCrashed: the node running this job died {orphan.crash_count + 1} times"
         try:
             job = self._store.get(orphan.job_id)
             if job is None:
                 return False
-            error = f"NodeCrashed: the node running this job died {orphan.crash_count + 1} times"
+            self._unsure[key] = job, error
             effects = () if job.on_failure is None else (RunCallback("on_failure", job.on_failure, error),)
             change = Change(Trigger.CRASH_FAIL, job.id, orphan.claim_seq, error=error)
             answer = self._store.settle(Settlement(change, effects))
-        except StoreError as problem:
+        except Exception as problem:  # noqa: BLE001 - whatever one job raises, it costs no other its recovery
             log.error("job %s could not be failed and is tried again: %s", orphan.job_id, told(problem))
             return False
-        if isinstance(answer, Settled):
-            log.error("job %s failed: %s", job.id, error)
-            self._endings.failed(
-                error,
-                job.attempts,
-                job_id=job.id,
-                attempt=job.attempts + 1,
-                at=answer.now,
-                node=self._info.name,
-            )
-            return True
-        return False
+        self._unsure.pop(key, None)
+        if not isinstance(answer, Settled):
+            return False
+        self._failed(job, error, answer.now)
+        return True
+
+    def _failed(self, job: Job, error: str, at: datetime) -> None:
+        log.error("job %s failed: %s", job.id, error)
+        self._endings.failed(
+            error, job.attempts, job_id=job.id, attempt=job.attempts + 1, at=at, node=self._info.name
+        )
+
+    def _make_sure(self) -> None:
+        """Tell of jobs that were failed after all, where the store's answer was lost."""
+        for key, (job, error) in list(self._unsure.items()):
+            for entry in self._store.history(job.id):
+                if entry.claim_seq == key[1] and entry.trigger is Trigger.CRASH_FAIL:
+                    self._failed(job, error, entry.ended_at)
+            self._unsure.pop(key, None)  # if it was not, the next pass reports it again
 
     def _take_callbacks(self) -> None:
         for pending in self._store.take_callbacks(

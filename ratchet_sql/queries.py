@@ -55,7 +55,7 @@ _ORDERS: Final[dict[Order, tuple[ColumnElement[Any] | None, bool]]] = {
 
 def _compiled(statement: ClauseElement) -> tuple[str, dict[str, Any]]:
     compiled = statement.compile(dialect=SQLITE.compiler(), compile_kwargs={"render_postcompile": True})
-    return str(compiled), dict(compiled.params)
+    return str(compiled), {**(compiled.params or {})}
 
 
 def _read(database: Database, statement: ClauseElement) -> Any:
@@ -167,7 +167,7 @@ def find(database: Database, selection: Selection, order: Order, limit: int, cur
     following = None
     if len(found) > limit:
         del found[limit:]
-        last = dict(zip(JOB_COLUMNS, found[-1], strict=True))
+        last: dict[str, Any] = dict(zip(JOB_COLUMNS, found[-1], strict=True))
         column, _ = _ORDERS[order]
         following = Cursor(order, None if column is None else last[str(column.key)], last["id"]).encode()
     return Page([job_from(row) for row in found], following)
@@ -281,32 +281,9 @@ def requeue_where(database: Database, selection: Selection, limit: int, on_confl
     narrowed = select(job.c.id, job.c.business_key).where(*where).order_by(job.c.id)
 
     def work(execute: Execute, now_ms: int) -> Selected:
-        chosen: list[str] = []
-        skipped: dict[UUID, str] = {}
-        conflicts: dict[str, UUID] = {}
-        taken: dict[str, UUID] = {}
-        last = ""
-        # Skipped jobs do not use up the limit: else the oldest, in conflict for ever, would bar the others.
-        while len(chosen) < limit and len(skipped) < MOST:
-            some = narrowed.where(job.c.id > last).limit(limit - len(chosen)).subquery("some")
-            found = json.loads(_run(execute, select(SQLITE.collect([some.c.id, some.c.business_key]))))
-            if not found:
-                break
-            last = found[-1][0]
-            holders = business_holders(execute, (key for _, key in found if key is not None))
-            for job_id, key in found:
-                holder = None if key is None else taken.get(key) or holders.get(key, (None,))[0]
-                if holder is not None:
-                    conflicts.setdefault(key, holder)
-                    skipped[uuid_from(job_id)] = f"business key {key!r} is held by job {holder}"
-                    continue
-                chosen.append(job_id)
-                if key is not None:
-                    taken[key] = uuid_from(job_id)
-            if on_conflict == "abort":
-                break
+        chosen, conflicts = _requeueable(execute, narrowed, limit, past_conflicts=on_conflict == "skip")
         if conflicts and on_conflict == "abort":
-            raise DuplicateBusinessKey(conflicts)
+            raise DuplicateBusinessKey(dict(conflicts.values()))
         group = Group()
         guards = read_guards(execute, chosen)
         now = from_ms(now_ms)
@@ -314,6 +291,43 @@ def requeue_where(database: Database, selection: Selection, limit: int, on_confl
             change = Change(Trigger.REQUEUE, uuid_from(job_id))
             group.add(guards[job_id], change.job_id, change, now)
         group.write(database, execute, now_ms)
+        skipped = {
+            uuid_from(job_id): f"business key {key!r} is held by job {holder}"
+            for job_id, (key, holder) in conflicts.items()
+        }
         return Selected([uuid_from(job_id) for job_id in chosen], skipped, now)
 
     return database.write(work)
+
+
+def _requeueable(
+    execute: Execute, candidates: Select[*tuple[Any, ...]], limit: int, *, past_conflicts: bool
+) -> tuple[list[str], dict[str, tuple[str, UUID]]]:
+    """The lowest ids whose business key is free, and those passed over: id -> (key, its holder).
+
+    Jobs in conflict do not use up the limit: else the oldest, in conflict for ever, would bar the others.
+    """
+    chosen: list[str] = []
+    conflicts: dict[str, tuple[str, UUID]] = {}
+    taken: dict[str, UUID] = {}  # by jobs chosen here
+    last = ""
+    while len(chosen) < limit and len(conflicts) < MOST:
+        some = candidates.where(job.c.id > last).limit(limit - len(chosen)).subquery("some")
+        found: list[tuple[str, str | None]] = json.loads(
+            _run(execute, select(SQLITE.collect([some.c.id, some.c.business_key])))
+        )
+        if not found:
+            break
+        last = found[-1][0]
+        holders = business_holders(execute, (key for _, key in found if key is not None))
+        for job_id, key in found:
+            if key is not None:
+                holder = taken.get(key) or holders.get(key, (None,))[0]
+                if holder is not None:
+                    conflicts[job_id] = (key, holder)
+                    continue
+                taken[key] = uuid_from(job_id)
+            chosen.append(job_id)
+        if not past_conflicts:
+            break
+    return chosen, conflicts

@@ -16,7 +16,7 @@ only if the index's condition stands in it literally, never as a parameter; `lit
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import Column, Index, Integer, MetaData, Table, Text, and_, desc, literal_column, or_, text
 from sqlalchemy.sql.elements import ColumnElement
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def literal(value: str | int) -> ColumnElement[str | int]:
+def literal(value: str | int) -> ColumnElement[Any]:
     """`value` written into the statement itself."""
     if isinstance(value, int):
         return literal_column(str(value), Integer())

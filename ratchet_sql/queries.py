@@ -1,6 +1,7 @@
-"""Reading for people: pages, counts, health, bulk requeue. Cold paths, compiled by SQLAlchemy when asked.
+"""Selections as SQL, and reading for people: pages and counts. Cold paths, compiled when they are asked.
 
-Only this module needs SQLAlchemy at run time, and it is imported on the first such call.
+This module, `ratchet_sql.health` and `ratchet_sql.bulk` are what needs SQLAlchemy at run time; the store
+imports them on the first such call.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -19,28 +18,21 @@ from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import ClauseElement
 from sqlalchemy.sql.selectable import Select
 
-from ratchet.domain.job import JobType
-from ratchet.domain.lifecycle import ROWS, SETTLED, Status, Trigger
-from ratchet.domain.priority import Priority
-from ratchet.domain.settlement import Change
-from ratchet.errors import DuplicateBusinessKey, UsageError
-from ratchet.spi.store import Health, OnConflict, Order, Page, Selected, Selection
+from ratchet.domain.lifecycle import SETTLED, Status
+from ratchet.errors import UsageError
+from ratchet.spi.store import Order, Page, Selection
 from ratchet_sql import rendered as sql
 from ratchet_sql.connection import Database, Execute
 from ratchet_sql.dialect import SQLITE
 from ratchet_sql.rows import (
     JOB_COLUMNS,
-    PRIORITY,
-    TYPE,
     dumps,
     from_ms,
     job_from,
     to_ms,
-    uuid_from,
 )
-from ratchet_sql.schema import is_batch, is_status, is_work, job, job_tag
-from ratchet_sql.settling import Group, read_guards
-from ratchet_sql.submission import business_holders, counts_of
+from ratchet_sql.schema import is_status, job, job_tag
+from ratchet_sql.submission import counts_of
 
 MOST: Final = 1000
 
@@ -53,18 +45,21 @@ _ORDERS: Final[dict[Order, tuple[ColumnElement[Any] | None, bool]]] = {
 }
 
 
-def _compiled(statement: ClauseElement) -> tuple[str, dict[str, Any]]:
-    compiled = statement.compile(dialect=SQLITE.compiler(), compile_kwargs={"render_postcompile": True})
-    return str(compiled), {**(compiled.params or {})}
+def compiled(statement: ClauseElement) -> tuple[str, dict[str, Any]]:
+    """The text and the parameters by name."""
+    text = statement.compile(dialect=SQLITE.compiler(), compile_kwargs={"render_postcompile": True})
+    return str(text), {**(text.params or {})}
 
 
-def _read(database: Database, statement: ClauseElement) -> Any:
-    text, parameters = _compiled(statement)
+def read(database: Database, statement: ClauseElement) -> Any:
+    """The only value that a statement answers."""
+    text, parameters = compiled(statement)
     return database.read(text, parameters)
 
 
-def _run(execute: Execute, statement: ClauseElement) -> Any:
-    text, parameters = _compiled(statement)
+def run(execute: Execute, statement: ClauseElement) -> Any:
+    """The only value that a statement answers inside a unit."""
+    text, parameters = compiled(statement)
     return execute(text, parameters).fetchone()[0]
 
 
@@ -117,7 +112,7 @@ def count(database: Database, selection: Selection) -> int:
     if selection == Selection(statuses=selection.statuses) and selection.statuses:
         counted = counts_of(database.read(sql.COUNTS))
         return sum(counted[status] for status in selection.statuses)
-    answer: int = _read(database, select(func.count()).select_from(job).where(*conditions(selection)))
+    answer: int = read(database, select(func.count()).select_from(job).where(*conditions(selection)))
     return answer
 
 
@@ -163,7 +158,7 @@ def find(database: Database, selection: Selection, order: Order, limit: int, cur
         raise UsageError(f"no such order: {order!r}; choose one of {', '.join(_ORDERS)}")
     after = None if cursor is None else Cursor.decode(cursor, order)
     first = page(selection, order, limit + 1, after).subquery("page")
-    found = json.loads(_read(database, select(SQLITE.collect([first.c[name] for name in JOB_COLUMNS]))))
+    found = json.loads(read(database, select(SQLITE.collect([first.c[name] for name in JOB_COLUMNS]))))
     following = None
     if len(found) > limit:
         del found[limit:]
@@ -201,133 +196,3 @@ def _behind(column: ColumnElement[Any], after: Cursor, *, descending: bool) -> C
         return and_(column >= after.value, or_(column > after.value, tie))
     nulls = column.is_(None) if column is job.c.ended_at else false()
     return or_(and_(column <= after.value, or_(column < after.value, tie)), nulls)
-
-
-# -- health ---------------------------------------------------------------------------------------
-
-
-def health(database: Database, window: timedelta) -> Health:
-    """See `ratchet.spi.store.JobStore.health`."""
-    if window <= timedelta():
-        raise UsageError("the window of health must be positive")
-
-    def work(execute: Execute) -> Health:
-        now = database.now_ms()
-        by_priority = _pending(execute, job.c.priority)
-        by_type = _pending(execute, job.c.type)
-        oldest = _run(
-            execute, select(func.min(job.c.scheduled_time)).where(is_work, job.c.scheduled_time <= now)
-        )
-        recent = (
-            job.c.ended_at.is_not(None),
-            job.c.ended_at > now - window // timedelta(milliseconds=1),
-            or_(is_status(Status.SUCCEEDED), is_status(Status.FAILED)),
-        )
-        outcomes = _groups(execute, job.c.status, *recent)
-        total = sum(outcomes.values())
-        return Health(
-            now=from_ms(now),
-            by_status=counts_of(execute(sql.COUNTS).fetchone()[0]),
-            pending_by_priority={PRIORITY[p]: by_priority.get(p, 0) for p in sorted(Priority)},
-            pending_by_type={TYPE[t]: by_type.get(t.value, 0) for t in JobType},
-            oldest_due_age=None if oldest is None else timedelta(milliseconds=now - oldest),
-            throughput=total / window.total_seconds(),
-            success_rate=outcomes.get(Status.SUCCEEDED, 0) / total if total else None,
-            p50=_percentile(execute, recent, 0.50),
-            p95=_percentile(execute, recent, 0.95),
-            p99=_percentile(execute, recent, 0.99),
-            window=window,
-        )
-
-    return database.reading(work)
-
-
-def _groups(execute: Execute, column: ColumnElement[Any], *where: ColumnElement[bool]) -> dict[Any, int]:
-    grouped = select(column.label("k"), func.count().label("n")).where(*where).group_by(column).subquery("g")
-    found = json.loads(_run(execute, select(SQLITE.collect([grouped.c.k, grouped.c.n]))))
-    return dict(found)
-
-
-def _pending(execute: Execute, column: ColumnElement[Any]) -> dict[Any, int]:
-    """Pending jobs by `column`, from the two indexes that hold them and nothing else."""
-    counted = _groups(execute, column, is_work)
-    for value, number in _groups(execute, column, is_batch).items():
-        counted[value] = counted.get(value, 0) + number
-    return counted
-
-
-def _percentile(execute: Execute, where: Sequence[ColumnElement[bool]], share: float) -> timedelta | None:
-    """The smallest duration that is not below `share` of them (nearest rank)."""
-    known = (*where, job.c.duration.is_not(None))
-    total: int = _run(execute, select(func.count()).select_from(job).where(*known))
-    if not total:
-        return None
-    rank = max(-(-total * int(share * 100) // 100) - 1, 0)
-    found: int = _run(
-        execute, select(job.c.duration).where(*known).order_by(job.c.duration).limit(1).offset(rank)
-    )
-    return timedelta(milliseconds=found)
-
-
-# -- bulk requeue ---------------------------------------------------------------------------------
-
-
-def requeue_where(database: Database, selection: Selection, limit: int, on_conflict: OnConflict) -> Selected:
-    """See `ratchet.spi.store.JobStore.apply_where`."""
-    row = ROWS[Trigger.REQUEUE]
-    if selection.statuses and not selection.statuses & set(row.sources):
-        return Selected([], {}, from_ms(database.now_ms()))
-    where = [*conditions(selection), or_(*[is_status(status) for status in row.sources])]
-    narrowed = select(job.c.id, job.c.business_key).where(*where).order_by(job.c.id)
-
-    def work(execute: Execute, now_ms: int) -> Selected:
-        chosen, conflicts = _requeueable(execute, narrowed, limit, past_conflicts=on_conflict == "skip")
-        if conflicts and on_conflict == "abort":
-            raise DuplicateBusinessKey(dict(conflicts.values()))
-        group = Group()
-        guards = read_guards(execute, chosen)
-        now = from_ms(now_ms)
-        for job_id in chosen:
-            change = Change(Trigger.REQUEUE, uuid_from(job_id))
-            group.add(guards[job_id], change.job_id, change, now)
-        group.write(database, execute, now_ms)
-        skipped = {
-            uuid_from(job_id): f"business key {key!r} is held by job {holder}"
-            for job_id, (key, holder) in conflicts.items()
-        }
-        return Selected([uuid_from(job_id) for job_id in chosen], skipped, now)
-
-    return database.write(work)
-
-
-def _requeueable(
-    execute: Execute, candidates: Select[*tuple[Any, ...]], limit: int, *, past_conflicts: bool
-) -> tuple[list[str], dict[str, tuple[str, UUID]]]:
-    """The lowest ids whose business key is free, and those passed over: id -> (key, its holder).
-
-    Jobs in conflict do not use up the limit: else the oldest, in conflict for ever, would bar the others.
-    """
-    chosen: list[str] = []
-    conflicts: dict[str, tuple[str, UUID]] = {}
-    taken: dict[str, UUID] = {}  # by jobs chosen here
-    last = ""
-    while len(chosen) < limit and len(conflicts) < MOST:
-        some = candidates.where(job.c.id > last).limit(limit - len(chosen)).subquery("some")
-        found: list[tuple[str, str | None]] = json.loads(
-            _run(execute, select(SQLITE.collect([some.c.id, some.c.business_key])))
-        )
-        if not found:
-            break
-        last = found[-1][0]
-        holders = business_holders(execute, (key for _, key in found if key is not None))
-        for job_id, key in found:
-            if key is not None:
-                holder = taken.get(key) or holders.get(key, (None,))[0]
-                if holder is not None:
-                    conflicts[job_id] = (key, holder)
-                    continue
-                taken[key] = uuid_from(job_id)
-            chosen.append(job_id)
-        if not past_conflicts:
-            break
-    return chosen, conflicts

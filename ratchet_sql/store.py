@@ -160,9 +160,9 @@ class SqliteStore:
             raise UsageError(f"a limit lies between 1 and {_MOST}, not {limit}")
         if on_conflict not in ("abort", "skip"):
             raise UsageError(f"on_conflict is 'abort' or 'skip', not {on_conflict!r}")
-        from ratchet_sql import queries
+        from ratchet_sql import bulk
 
-        return queries.requeue_where(self.database, selection, limit, on_conflict)
+        return bulk.requeue_where(self.database, selection, limit, on_conflict)
 
     # -- recovery, callbacks, nodes
 
@@ -219,6 +219,6 @@ class SqliteStore:
 
     def health(self, *, window: timedelta) -> Health:
         """The state of the queue over the last `window`."""
-        from ratchet_sql import queries
+        from ratchet_sql import health
 
-        return queries.health(self.database, window)
+        return health.health(self.database, window)

@@ -82,7 +82,7 @@ def test_listings_are_on_an_index(
 ) -> None:
     """Listings of the dead-letter queue, by tag, key and principal, first page or later, walk their index."""
     after = queries.Cursor(order, None if order == "id_asc" else 5, str(new_job().id)) if further else None
-    text, parameters = queries._compiled(queries.page(selection, order, 20, after))
+    text, parameters = queries.compiled(queries.page(selection, order, 20, after))
     plan = _plan(empty, text, parameters)
     assert any(index in step + " " for step in plan), plan
     assert not any("TEMP B-TREE FOR ORDER BY" in step for step in plan), plan

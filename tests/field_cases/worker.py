@@ -1,17 +1,17 @@
-"""A node in a process of its own (`python -m tests.field_cases.worker JSON`), and the test's grip on it."""
+"""A node in a process of its own, run by ``ratchet worker``, and the test's grip on it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ratchet import Scheduler
 from tests.field_cases.kit import FileClock, append, quick_settings, wait_until
@@ -42,11 +42,12 @@ class Worker:
         **settings: Any,
     ) -> None:
         self.folder = folder
-        words = {"url": url, "folder": str(folder), "allow": allow, "stop_timeout": stop_timeout, **settings}
+        words = json.dumps({"url": url, "allow": allow, **settings})
+        command = "-m", "ratchet", "worker", "tests.field_cases.worker:application"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.field_cases.worker", json.dumps(words)],
+            [sys.executable, *command, "--app-dir", str(ROOT), "--stop-timeout", str(stop_timeout)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "FIELD_CASE": words, "FIELD_CASE_FOLDER": str(folder)},
         )
         if wait:
             self.wait_started()
@@ -95,32 +96,23 @@ class Worker:
         self.process.wait()
 
 
-def main() -> None:
-    """Work until SIGTERM; a second one skips the wait."""
-    from ratchet.cli.signals import Signals
+class _Told(Scheduler):
+    """Says in a file that it claims."""
 
-    words = json.loads(sys.argv[1])
-    folder, stop_timeout = Path(words.pop("folder")), words.pop("stop_timeout")
-    url, allow = words.pop("url"), words.pop("allow")
+    def start(self, *, loop: asyncio.AbstractEventLoop | None = None) -> Self:
+        super().start(loop=loop)
+        append(Path(os.environ["FIELD_CASE_FOLDER"]) / f"started-{os.getpid()}", "started\n")
+        return self
+
+
+def application() -> Scheduler:
+    """The scheduler of the worker process, made from its environment."""
+    folder, words = Path(os.environ["FIELD_CASE_FOLDER"]), json.loads(os.environ["FIELD_CASE"])
     logging.basicConfig(
         filename=folder / f"log-{os.getpid()}",
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(threadName)s %(message)s",
     )
     clock = FileClock(folder / "clock") if (folder / "clock").exists() else None
-    scheduler = Scheduler.from_url(url, allow=[allow], settings=quick_settings(**words), clock=clock)
-    signals = Signals(signal.SIGTERM)
-    scheduler.start()
-    append(folder / f"started-{os.getpid()}", "started\n")
-    select.select([signals], [], [])
-    signals.take()
-    scheduler.stop(stop_timeout)
-    append(folder / f"stopped-{os.getpid()}", "stopped\n")
-    logging.shutdown()
-    os._exit(0)  # a body that never returns must not keep the process
-
-
-if __name__ == "__main__":
-    from tests.field_cases.worker import main as importable_main
-
-    importable_main()
+    url, allow = words.pop("url"), words.pop("allow")
+    return _Told.from_url(url, allow=[allow], settings=quick_settings(**words), clock=clock)

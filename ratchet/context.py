@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -134,6 +135,15 @@ class JobContext:
 
 
 _request_lock = threading.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _request_lock
+    _request_lock = threading.Lock()  # whoever holds it in the parent does not exist here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def current_job() -> JobContext:

@@ -17,6 +17,10 @@ class RegisteredServices:
     def __init__(self) -> None:
         self._objects: dict[type, object] = {}
         self._factories: dict[type, Callable[[], Any]] = {}
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """No factory is being called: at first, and in a child process, where its parent's threads do not exist."""
         self._lock = threading.Lock()
 
     def register(self, service: object, cls: type | None = None) -> None:

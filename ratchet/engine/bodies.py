@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from ratchet.context import _current
 from ratchet.domain.outcome import (
@@ -31,10 +31,17 @@ from ratchet.errors import JobError
 if TYPE_CHECKING:
     from ratchet.engine.child_process import ChildProcess
     from ratchet.engine.child_wire import BodyReply
-    from ratchet.engine.poller import LeftOut, Pace
+    from ratchet.engine.poller import Pace
     from ratchet.engine.settler import Settler
 
 log = logging.getLogger("ratchet.engine")
+
+
+class Unresolvable(Protocol):
+    """(target, payload format) pairs that cannot run here at present."""
+
+    def add(self, pair: tuple[str, int], /) -> None: ...
+    def forget(self, pair: tuple[str, int], /) -> None: ...
 
 
 class Bodies:
@@ -53,7 +60,7 @@ class Bodies:
         pipeline: Pipeline,
         settler: Settler,
         paces: dict[str, Pace],
-        left_out: LeftOut,
+        left_out: Unresolvable,
         make_child: Callable[[], ChildProcess],
     ) -> None:
         self._pipeline, self._settler, self._paces, self._make_child = pipeline, settler, paces, make_child

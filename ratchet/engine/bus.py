@@ -30,10 +30,14 @@ class Subscription:
         self.listener, self.types = listener, types
         self.dropped = self.failures = 0
         self._bus = bus
+        self._closed = False
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Nothing heard yet, no thread: at first, and in a child process, whose parent keeps what it had queued."""
         self._queue: deque[Event] = deque()
         self._ready = threading.Condition()
         self._busy = False
-        self._closed = False
         self._thread: threading.Thread | None = None
 
     def offer(self, event: Event) -> None:
@@ -107,9 +111,15 @@ class Bus:
 
     def __init__(self) -> None:
         self._subscriptions: tuple[Subscription, ...] = ()
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """New locks, and the same listeners: at first, and in a child process."""
         self._lock = threading.Lock()
         self._control = threading.Lock()
         self._held: _Held | None = None
+        for subscription in self._subscriptions:
+            subscription.start_afresh()
 
     @property
     def active(self) -> bool:

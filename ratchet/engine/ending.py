@@ -42,6 +42,10 @@ class Waiters:
     """Lets `handle.result()` in this process wake as soon as something settles here."""
 
     def __init__(self) -> None:
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Nobody waits: at first, and in a child process, where its parent's waiting threads do not exist."""
         self._changed = threading.Condition()
         self._waiting = 0
         self._count = 0

@@ -110,7 +110,7 @@ class Scheduler(Controlling):
             loop=loop,
         )
         node.start()
-        self._node, self._node_pid = node, os.getpid()
+        self._node = node
         return self
 
     def stop(self, timeout: float | timedelta = STOP_TIMEOUT) -> Stopped:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from ratchet.builder import Submission
@@ -83,8 +84,8 @@ class Parts:
             self.targets, self.codec, self.settings, lambda: self.store.capabilities
         )
         self._node: Node | None = None
-        self._node_pid = 0
         _check_capabilities(store)
+        _all.add(self)
 
     # -- reading
 
@@ -127,10 +128,17 @@ class Parts:
     # -- inside
 
     def _running_node(self) -> Node | None:
-        if self._node is not None and self._node_pid != os.getpid():
-            self._node = None  # forked: the threads are the parent's
-            self._bus, self._waiters = Bus(), Waiters()
         return self._node
+
+    def _after_fork(self) -> None:
+        """In a child process: the same settings, jobs and listeners, not started."""
+        if self._node is not None:
+            _not_ours.append(self._node)
+        self._node = self._speaker = None
+        self._bus.start_afresh()
+        self._waiters.start_afresh()
+        if isinstance(self.services, RegisteredServices):
+            self.services.start_afresh()
 
     def _pipeline(self, node: str) -> Pipeline:
         return Pipeline(
@@ -183,6 +191,20 @@ class Parts:
     ) -> None:
         if self._bus.active:
             publish(event(job_id=job_id, attempt=0, at=at, node=self._name(), **more))
+
+
+_all: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_not_ours: Final[list[Node]] = []
+"""Nodes of the parent: kept, since their end would reach into what it shares with us (an event loop's selector)."""
+
+
+def _after_fork_in_child() -> None:
+    for scheduler in list(_all):
+        scheduler._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _check_capabilities(store: JobStore) -> None:

@@ -79,6 +79,13 @@ class Finished:
     _ended: Ended
 
 
+class _LeftOut(set[tuple[str, int]]):
+    """What cannot run here, until the caller says otherwise."""
+
+    def forget(self, pair: tuple[str, int]) -> None:
+        self.discard(pair)
+
+
 class InlineNode:
     """One incarnation that works in the calling thread, through the real store, pipeline and settlement.
 
@@ -103,13 +110,17 @@ class InlineNode:
         logs.install()
         self.scheduler, self.name, self._draw = scheduler, name, draw
         self.incarnation = str(new_id())
-        self.left_out: set[tuple[str, int]] = set()
+        self.left_out = _LeftOut()
         self._errors: dict[tuple[UUID, int], BaseException] = {}
         self._pipeline = _NotingPipeline(self._errors, scheduler, name)
         self._callbacks = _InlineCallbacks(scheduler, self._pipeline)
         self._settler = _Catch(scheduler)
         self._bodies = Bodies(
-            self._pipeline, self._settler, {each: Pace() for each in EXECUTORS}, _no_children
+            self._pipeline,
+            self._settler,
+            {each: Pace() for each in EXECUTORS},
+            self.left_out,
+            _no_children,
         )
         self._endings = Endings(
             bus=scheduler._bus,
@@ -117,7 +128,6 @@ class InlineNode:
             waiters=scheduler._waiters,
             forget=lambda ended: None,
             due_in=lambda delay: None,
-            leave_out=self.left_out.add,
             callbacks=self._callbacks,
             now=scheduler.store.now,
         )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import SECOND, Driver, new_job, request
+from conformance_tests.under_test import Time
 from ratchet.domain.job import Job, JobType
 from ratchet.domain.lifecycle import (
     HOLDS_BUSINESS_KEY,
@@ -25,7 +28,6 @@ from ratchet.domain.lifecycle import (
 )
 from ratchet.domain.settlement import Change, Effect, RunCallback, Settlement, Submit
 from ratchet.spi.store import Applied, JobStore, RecoverRequest, Refused, Settled
-from tests.store.harness import SECOND, Driver, SettableClock, new_job, request
 
 KEY = "order-1"
 GIVEN: dict[str, Any] = {
@@ -93,9 +95,8 @@ def pull(store: JobStore, job: Job, trigger: Trigger) -> Told:
     return Told(isinstance(applied, Applied), change)
 
 
-def expected(job: Job, row: Transition, told: Told, clock: SettableClock) -> dict[str, object]:
+def expected(job: Job, row: Transition, change: Change, now: datetime) -> dict[str, object]:
     """What the table says the job's fields are after `row`; written apart from the stores' own code."""
-    now, change = clock.now(), told.change
     end = now - change.age
     duration = change.duration if change.duration is not None else end - (job.picked_at or end)
     values: dict[Value, Any] = {
@@ -123,23 +124,24 @@ def holder(store: JobStore) -> UUID | None:
     return found.id if found else None
 
 
+@contract("CELL-01")
 @pytest.mark.parametrize(("trigger", "status"), ALLOWED)
-def test_allowed_cell(
-    store: JobStore, driver: Driver, clock: SettableClock, trigger: Trigger, status: Status
-) -> None:
+def test_allowed_cell(store: JobStore, driver: Driver, trigger: Trigger, status: Status) -> None:
     """An allowed trigger leads to its target and writes the fields of its row, and no others."""
     row = ROWS[trigger]
     job = subject(driver, trigger, status)
-    counts, before = store.counts(), list(store.history(job.id))
+    counts, before, earliest = store.counts(), list(store.history(job.id)), store.now()
     told = pull(store, job, trigger)
     assert told.applied
 
     after = driver.job(job.id)
-    assert after == replace(job, **expected(job, row, told, clock))  # type: ignore[arg-type]
+    now = after.updated_at
+    assert earliest <= now <= store.now()
+    assert after == replace(job, **expected(job, row, told.change, now))  # type: ignore[arg-type]
 
     history = list(store.history(job.id))
     assert list(history[: len(before)]) == list(before)
-    assert list(history[len(before) :]) == ([_execution(job, row, told, clock)] if row.ends else [])
+    assert list(history[len(before) :]) == ([_execution(job, row, told.change, now)] if row.ends else [])
 
     moved = row.business_key is BusinessKey.MOVED
     new_holder = told.change.superseded_by if moved else job.id
@@ -158,9 +160,9 @@ def test_allowed_cell(
     )
 
 
-def _execution(job: Job, row: Transition, told: Told, clock: SettableClock) -> Execution:
-    end = clock.now() - told.change.age
-    duration = told.change.duration
+def _execution(job: Job, row: Transition, change: Change, now: datetime) -> Execution:
+    end = now - change.age
+    duration = change.duration
     if duration is None:
         assert job.picked_at is not None
         duration = end - job.picked_at
@@ -175,7 +177,7 @@ def _execution(job: Job, row: Transition, told: Told, clock: SettableClock) -> E
         started_at=end - duration,
         ended_at=end,
         duration=duration,
-        error=told.change.error,
+        error=change.error,
     )
 
 
@@ -188,13 +190,15 @@ def assert_refused(store: JobStore, driver: Driver, job: Job, trigger: Trigger) 
     assert list(store.take_callbacks("sweeper", grace=timedelta(), limit=10)) == []
 
 
+@contract("CELL-02")
 @pytest.mark.parametrize(("trigger", "status"), REFUSED)
 def test_refused_cell(store: JobStore, driver: Driver, trigger: Trigger, status: Status) -> None:
     """A trigger outside its source states is refused and changes no field, history row, key or count."""
     assert_refused(store, driver, subject(driver, trigger, status), trigger)
 
 
-def test_claim_refuses_what_is_not_due(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("CELL-03", needs=("clock",))
+def test_claim_refuses_what_is_not_due(store: JobStore, driver: Driver, clock: Time) -> None:
     """A job is not claimed a millisecond before its due time, and is at it (inclusive)."""
     job = driver.job(driver.submit(at=clock.now() + SECOND, business_key=KEY))
     clock.advance(SECOND - timedelta(milliseconds=1))
@@ -203,6 +207,7 @@ def test_claim_refuses_what_is_not_due(store: JobStore, driver: Driver, clock: S
     assert pull(store, job, Trigger.CLAIM).applied
 
 
+@contract("CELL-04")
 @pytest.mark.parametrize("trigger", [Trigger.CLAIM, Trigger.PAUSE])
 def test_a_batch_parent_does_no_work(store: JobStore, driver: Driver, trigger: Trigger) -> None:
     """A batch parent is never claimed and never paused."""
@@ -210,24 +215,28 @@ def test_a_batch_parent_does_no_work(store: JobStore, driver: Driver, trigger: T
     assert_refused(store, driver, job, trigger)
 
 
+@contract("CELL-05")
 @pytest.mark.parametrize("status", [Status.PENDING, Status.PAUSED])
 def test_unblock_refuses_what_is_not_blocked(store: JobStore, driver: Driver, status: Status) -> None:
     """Only a step whose due time is UNSCHEDULED can be unblocked."""
     assert_refused(store, driver, driver.drive(status, business_key=KEY), Trigger.UNBLOCK)
 
 
+@contract("CELL-06")
 def test_batch_settle_refuses_what_is_no_batch(store: JobStore, driver: Driver) -> None:
     """Only a batch parent is settled by its batch."""
     assert_refused(store, driver, driver.drive(Status.PENDING, business_key=KEY), Trigger.BATCH_SETTLE)
 
 
-def test_a_blocked_step_is_never_due(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("CELL-07", needs=("clock",))
+def test_a_blocked_step_is_never_due(store: JobStore, driver: Driver, clock: Time) -> None:
     """A blocked step is not claimed, and is nothing that a poller would wait for."""
     job = driver.drive(Status.PENDING, at=UNSCHEDULED, business_key=KEY)
     assert_refused(store, driver, job, Trigger.CLAIM)
     assert driver.claim().next_due is None
 
 
+@contract("CELL-08")
 def test_batch_settle_leads_where_it_says(store: JobStore, driver: Driver) -> None:
     """A row with two targets takes the one that the change names."""
     for target in ROWS[Trigger.BATCH_SETTLE].targets:
@@ -236,6 +245,7 @@ def test_batch_settle_leads_where_it_says(store: JobStore, driver: Driver) -> No
         assert driver.job(job.id).status is target
 
 
+@contract("CELL-09")
 def test_refusals_say_why_and_show_the_job(store: JobStore, driver: Driver) -> None:
     """A refusal carries the job as it is and a reason; of an unknown job, None."""
     job = driver.drive(Status.SUCCEEDED)

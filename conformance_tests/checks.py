@@ -1,0 +1,206 @@
+"""Mistakes in a harness, each told in one sentence before any test runs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from conformance_tests.bridge import METHODS
+from conformance_tests.harness import FLAVOURS, START, StoreHarness
+from conformance_tests.under_test import UnderTest
+from ratchet.domain.ids import new_id
+from ratchet.domain.job import NewJob
+from ratchet.spi.capabilities import PROTOCOLS, Capability
+from ratchet.spi.store import JobStore
+
+T = TypeVar("T")
+
+_SECOND: Final = timedelta(seconds=1)
+
+
+class HarnessMistake(Exception):
+    """What is wrong, in one sentence."""
+
+
+@contextmanager
+def _own_failures(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except HarnessMistake:
+        raise
+    except NotImplementedError as error:
+        raise HarnessMistake(f"{doing} is not written ({_said(error)})") from error
+    except Exception as error:
+        raise HarnessMistake(f"{doing} raised {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The object that ``mypkg.harness:MyHarness`` names."""
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise HarnessMistake(f"{name!r} names no harness; write it like mypkg.harness:MyHarness")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise HarnessMistake(f"importing {module_name} raised {_said(error)}") from error
+        raise HarnessMistake(f"there is no module {missing!r} on the import path ({name})") from error
+    except Exception as error:
+        raise HarnessMistake(f"importing {module_name} raised {_said(error)}") from error
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise HarnessMistake(f"module {module_name!r} has no {attribute!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise HarnessMistake(f"{name} is not a class or function but {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def make(factory: Callable[..., Any], *, url: str | None = None, worker: str = "") -> StoreHarness:
+    """A harness from a class, a function or an instance's maker."""
+    called = getattr(factory, "__name__", repr(factory))
+    with _own_failures(f"{called}({'URL' if url else ''})"):
+        made = factory(url) if url else factory()
+    if not isinstance(made, StoreHarness):
+        raise HarnessMistake(
+            f"{called} makes a {type(made).__name__}; it must be a conformance_tests.StoreHarness"
+        )
+    made.worker = worker
+    return made
+
+
+def check(harness: StoreHarness) -> None:
+    """Try everything that a test relies on.
+
+    Raises:
+        HarnessMistake: the first thing that is wrong.
+    """
+    name = type(harness).__name__
+    _check_methods(harness, name)
+    for flavour in harness.flavours:
+        under_test = UnderTest(harness, flavour)
+        try:
+            _check_database(under_test, name)
+        finally:
+            with _own_failures(f"closing a handle of {name}"):
+                under_test.close()
+    with _own_failures(f"{name}.reset()"):
+        harness.reset()
+
+
+def _check_methods(harness: StoreHarness, name: str) -> None:
+    known = {each for each in dir(StoreHarness) if not each.startswith("_")}
+    for each in vars(type(harness)):
+        near = difflib.get_close_matches(each, known, 1, cutoff=0.8)
+        if not each.startswith("_") and each not in known and near:
+            raise HarnessMistake(f"{name} has {each!r}; did you mean {near[0]!r}?")
+    if isinstance(harness.flavours, str) or not harness.flavours:
+        raise HarnessMistake(f"{name}.flavours is a tuple of {' and '.join(FLAVOURS)}, like ('sync',)")
+    for flavour in harness.flavours:
+        if flavour not in FLAVOURS:
+            raise HarnessMistake(f"{name}.flavours has {flavour!r}; flavours are {' and '.join(FLAVOURS)}")
+    needed = ["reset", *("open" if flavour == "sync" else "open_async" for flavour in harness.flavours)]
+    for method in needed:
+        if not harness.has(method):
+            raise HarnessMistake(f"{name} has no {method}(): {_purpose(method)}")
+    clock = harness.clock
+    if clock is not None:
+        missing = [each for each in ("now", "advance") if not callable(getattr(clock, each, None))]
+        if "advance" in missing and harness.has("advance"):
+            missing.remove("advance")
+        if missing:
+            raise HarnessMistake(
+                f"{name}.clock is a {type(clock).__name__} without {missing[0]}(); "
+                "take conformance_tests.SettableClock"
+            )
+
+
+def _purpose(method: str) -> str:
+    return " ".join((getattr(StoreHarness, method).__doc__ or "").partition("\n\n")[0].split())
+
+
+def _check_database(under_test: UnderTest, name: str) -> None:
+    opener = "open" if under_test.flavour == "sync" else "open_async"
+    with _own_failures(f"{name}.reset()"):
+        under_test.harness.reset()
+    first, second = _opened(under_test, name, opener), _opened(under_test, name, opener)
+    _check_capabilities(first, name)
+    job = NewJob(id=new_id(), target="conformance:check", payload="[]")
+    with _own_failures("insert() of the store"):
+        first.insert([job])
+    with _own_failures("get() of the store"):
+        if first.get(job.id) is None:
+            raise HarnessMistake(
+                f"the store of {name}.{opener}() does not find a job that it has just inserted"
+            )
+        if second.get(job.id) is None:
+            raise HarnessMistake(
+                f"two handles of {name}.{opener}() do not see the same database; it must open the harness's one"
+            )
+    _check_clock(under_test, first, name)
+    with _own_failures("closing a handle"):
+        under_test.close_handles()
+    with _own_failures(f"{name}.reset()"):
+        under_test.harness.reset()
+    with _own_failures("counts() of the store"):
+        left = sum(_opened(under_test, name, opener).counts().values())
+    if left:
+        raise HarnessMistake(f"{name}.reset() does not reset: {left} job was still there after it")
+
+
+def _opened(under_test: UnderTest, name: str, opener: str) -> JobStore:
+    with _own_failures(f"{name}.{opener}()"):
+        store = under_test.open()
+    behind: Any = getattr(store, "_store", store) if under_test.flavour == "async" else store
+    missing = [each for each in (*METHODS, "capabilities") if not hasattr(behind, each)]
+    if len(missing) > len(METHODS) // 2:
+        raise HarnessMistake(f"{name}.{opener}() answers a {type(behind).__name__}, which is no job store")
+    if missing:
+        raise HarnessMistake(f"the {type(behind).__name__} of {name}.{opener}() has no {', '.join(missing)}")
+    return store
+
+
+def _check_capabilities(store: JobStore, name: str) -> None:
+    declared: object = store.capabilities
+    if not isinstance(declared, (frozenset, set)):
+        raise HarnessMistake(f"capabilities of {name}'s store is a frozenset of names, not {declared!r}")
+    known = [each.value for each in Capability]
+    for each in sorted(map(str, declared)):
+        if each not in known:
+            near = difflib.get_close_matches(each, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise HarnessMistake(f"the store declares the capability {each!r}, which does not exist; {hint}")
+        protocol = PROTOCOLS.get(Capability(each))
+        if protocol is not None and not isinstance(store, protocol):
+            raise HarnessMistake(
+                f"the store declares {each!r} and does not have the methods of {protocol.__name__}"
+            )
+
+
+def _check_clock(under_test: UnderTest, store: JobStore, name: str) -> None:
+    if not under_test.has_clock:
+        return
+    time = under_test.time(store)
+    before = store.now()
+    for delta in (_SECOND, -_SECOND):
+        with _own_failures(f"{name}.clock.advance({delta.total_seconds():+.0f} s)"):
+            time.advance(delta)
+        if store.now() - before != (max(timedelta(), delta)):
+            raise HarnessMistake(
+                f"advancing the clock of {name} does not move store time: open() must give it to the store"
+            )
+    with _own_failures(f"setting the clock of {name}"):
+        time.advance(START - time.now())

@@ -1,0 +1,21 @@
+"""Deliberately broken stores: each has one fault, and names the contract that must notice it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from conformance_tests.mutants import (  # noqa: F401 - each registers its mutants, in this order
+    changing,
+    claims,
+    fences,
+    keys,
+    reading,
+    recovering,
+    settling,
+)
+from conformance_tests.mutants.base import REGISTERED, Mutant
+
+MUTANTS: Final = tuple(REGISTERED)
+"""All of them, by group."""
+
+__all__ = ["MUTANTS", "Mutant"]

@@ -1,0 +1,295 @@
+"""Mutants that give out the wrong work, in the wrong order, or without a proper claim."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import ClassVar
+from uuid import UUID
+
+from conformance_tests.mutants.base import killed_by
+from ratchet.defaults.memory import MemoryStore
+from ratchet.defaults.memory_data import MemoryData
+from ratchet.defaults.memory_records import Record
+from ratchet.domain.job import JobType
+from ratchet.domain.lifecycle import UNSCHEDULED, Status, Trigger
+from ratchet.domain.settlement import Change
+from ratchet.spi.store import Claimed, ClaimRequest
+
+_SECOND = timedelta(seconds=1)
+
+
+class _Greedy(MemoryStore):
+    """Claims, behind what is right, one job more that the request does not allow."""
+
+    @abstractmethod
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        """True for a job that is claimed though it must not be."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        data, claims = self._data, list(answer.claims)
+        change = Change(Trigger.CLAIM, UUID(int=0), incarnation=request.incarnation)
+        given = {claim.job_id for claim in claims}
+        with data.lock:
+            for record in list(data.records.values()):
+                if record.new.id not in given and request.limit and self.also(record, request, answer.now):
+                    data.transition(record, change, answer.now)
+                    claims.append(record.claim(answer.now))
+                    break
+        return replace(answer, claims=claims)
+
+
+def _due(record: Record, now: datetime) -> bool:
+    single = record.new.type is not JobType.BATCH
+    return record.status is Status.PENDING and record.scheduled_time <= now and single
+
+
+@killed_by("test_claim_refuses_what_is_not_due")
+class ClaimIgnoresSchedule(_Greedy):
+    """A job is claimed a second before it is due."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.PENDING and now < record.scheduled_time <= now + _SECOND
+
+
+@killed_by("test_a_blocked_step_is_never_due")
+class ClaimTakesABlockedStep(_Greedy):
+    """A step whose predecessor has not succeeded is claimed."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.PENDING and record.scheduled_time == UNSCHEDULED
+
+
+@killed_by("test_claim_refuses_what_is_not_due")
+class ClaimExcludesTheVeryMoment(MemoryStore):
+    """A job is claimed only after its due time, not at it."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        data, now = self._data, self.now()
+        with data.lock:
+            for record in list(data.by_status[Status.PENDING]):
+                if record.scheduled_time == now:
+                    later = now + timedelta(milliseconds=1)
+                    data.write(record, [("scheduled_time", later), ("version", record.version)], now)
+        return super().claim(request)
+
+
+@killed_by("test_a_batch_parent_does_no_work")
+class ClaimTakesABatchParent(_Greedy):
+    """A batch parent, which does no work, is claimed."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.PENDING and record.new.type is JobType.BATCH
+
+
+@killed_by("test_claim_08_dual_05_06_eligibility")
+class ClaimTakesAPausedJob(_Greedy):
+    """A paused job is claimed when it is due."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.PAUSED and record.scheduled_time <= now
+
+
+@killed_by("test_claim_08_dual_05_06_eligibility")
+class ClaimTakesAFailedJob(_Greedy):
+    """A job that failed for good is claimed again."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.FAILED
+
+
+@killed_by("test_claim_01_03_04_09_claims_are_stamped")
+class ClaimTakesAnotherNodesClaim(_Greedy):
+    """A node is given what another node runs."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return record.status is Status.RUNNING and record.picked_by != request.incarnation
+
+
+@killed_by("test_claim_02_limit")
+class ClaimExceedsItsLimit(MemoryStore):
+    """A claim answers one job more than its limit."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return super().claim(replace(request, limit=request.limit + 1))
+
+
+@killed_by("test_claim_17_to_20_executors_have_limits")
+class ClaimIgnoresTheLimitOfAnExecutor(MemoryStore):
+    """The limit of each executor is taken for the limit of all."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        limits = {executor: request.limit for executor, most in request.limits.items() if most > 0}
+        return super().claim(replace(request, limits=limits))
+
+
+@killed_by("test_claim_12_to_16_tags")
+class ClaimIgnoresRequiredTags(MemoryStore):
+    """A job without the required tags is claimed."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return super().claim(replace(request, require_tags=frozenset()))
+
+
+@killed_by("test_claim_12_to_16_tags")
+class OneRequiredTagIsEnough(_Greedy):
+    """A job that carries one of the required tags is claimed though it lacks the others."""
+
+    def also(self, record: Record, request: ClaimRequest, now: datetime) -> bool:
+        return _due(record, now) and bool(request.require_tags & record.new.tags)
+
+
+@killed_by("test_claim_12_to_16_tags")
+class ClaimIgnoresExcludedTags(MemoryStore):
+    """A job with an excluded tag is claimed."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return super().claim(replace(request, exclude_tags=frozenset()))
+
+
+@killed_by("test_claim_11_types")
+class ClaimIgnoresTypes(MemoryStore):
+    """A job of a type that was not asked for is claimed."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return super().claim(replace(request, types=frozenset()))
+
+
+@killed_by("test_leave_out_is_by_pair")
+class ClaimLeavesOutByTargetAlone(MemoryStore):
+    """A target that cannot be run in one payload format is left out in every format."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        targets = {target for target, _ in request.leave_out}
+        every = frozenset((target, version) for target in targets for version in range(1, 10))
+        return super().claim(replace(request, leave_out=every))
+
+
+@killed_by("test_claim_06_07_order")
+class ClaimIgnoresPriority(MemoryStore):
+    """The claims are answered by due time, whatever their priority."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        return replace(answer, claims=sorted(answer.claims, key=lambda c: (c.scheduled_time, c.job_id)))
+
+
+@killed_by("test_claim_06_07_order")
+class ClaimIgnoresDueTime(MemoryStore):
+    """Among equal priorities the claims are answered by id, not by due time."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        return replace(answer, claims=sorted(answer.claims, key=lambda c: (-c.priority, c.job_id)))
+
+
+@killed_by("test_ageing_lifts_by_whole_intervals")
+class ClaimIgnoresAgeing(MemoryStore):
+    """Waiting work never overtakes more urgent new work."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return super().claim(replace(request, boost_interval=timedelta()))
+
+
+@killed_by("test_without_ageing_priority_is_strict")
+class AgeingCannotBeSwitchedOff(MemoryStore):
+    """A boost interval of 0 is taken for the default one."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        boost = request.boost_interval or timedelta(minutes=15)
+        return super().claim(replace(request, boost_interval=boost))
+
+
+@killed_by("test_claim_01_03_04_09_claims_are_stamped")
+class ClaimIsStampedLate(MemoryStore):
+    """Who holds a claim is written only when the node asks what it holds."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        data = self._data
+        for claim in answer.claims:
+            data.records[claim.job_id.int].picked_by = None
+        return answer
+
+    def held(self, incarnation: str) -> Sequence[tuple[UUID, int]]:
+        data = self._data
+        for record in data.held.get(incarnation, ()):
+            record.picked_by = incarnation
+        return super().held(incarnation)
+
+
+@killed_by("test_claim_21_claims_are_numbered")
+class SameNodeSameClaim(MemoryData):
+    """A node that claims a job again gets the number of its last claim."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.CLAIM and record.history and record.history[-1][3] == change.incarnation:
+            record.claim_seq -= 1
+
+
+class _AnswersOtherwise(MemoryStore):
+    """Claims rightly and says something else."""
+
+    more: ClassVar[bool | None] = None
+    shift: ClassVar[timedelta] = timedelta()
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        if self.more is not None:
+            answer = replace(answer, more=self.more)
+        if answer.next_due is not None:
+            answer = replace(answer, next_due=answer.next_due + self.shift)
+        return answer
+
+
+@killed_by("test_claim_02_limit")
+class NoMoreIsDue(_AnswersOtherwise):
+    """A claim that was cut by its limit says that nothing more is due."""
+
+    more = False
+
+
+@killed_by("test_claim_02_limit")
+class MoreIsAlwaysDue(_AnswersOtherwise):
+    """A claim that took everything says that more is due."""
+
+    more = True
+
+
+@killed_by("test_next_due_follows_the_jobs")
+class NextDueIsLate(_AnswersOtherwise):
+    """The next due time is told a second too late."""
+
+    shift = _SECOND
+
+
+@killed_by("test_next_due_follows_the_jobs")
+class NextDueIsForgotten(MemoryStore):
+    """A claim that answers work does not say when the next is due."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        return replace(super().claim(request), next_due=None)
+
+
+@killed_by("test_held_names_running_claims_of_one_incarnation")
+class HeldForgets(MemoryStore):
+    """Of all that an incarnation holds only one claim is answered."""
+
+    def held(self, incarnation: str) -> Sequence[tuple[UUID, int]]:
+        return list(super().held(incarnation))[:1]
+
+
+@killed_by("test_held_names_running_claims_of_one_incarnation")
+class HeldIsOfEverybody(MemoryStore):
+    """`held` answers the claims of other incarnations too."""
+
+    def held(self, incarnation: str) -> Sequence[tuple[UUID, int]]:
+        return [
+            pair
+            for owner in list(self._data.held)
+            for pair in super(HeldIsOfEverybody, self).held(owner or "")
+        ]

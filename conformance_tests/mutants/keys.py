@@ -1,0 +1,235 @@
+"""Mutants that insert badly, or lose, leak or steal a key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from conformance_tests.mutants.base import killed_by
+from ratchet.defaults.memory import MemoryStore
+from ratchet.defaults.memory_data import MemoryData
+from ratchet.defaults.memory_records import Record
+from ratchet.domain.job import NewJob
+from ratchet.domain.lifecycle import ROWS, SETTLED, BusinessKey, Status, Trigger
+from ratchet.domain.settlement import Change
+from ratchet.errors import DuplicateBusinessKey
+from ratchet.spi.store import Applied, Inserted, Refused
+
+_GIVES_UP = frozenset({BusinessKey.FREED, BusinessKey.MOVED})
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@killed_by("test_dual_01_02_04_settling_moves_everything_at_once")
+class KeyKeptAfterSuccess(MemoryData):
+    """A job that has succeeded still holds its business key."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.SUCCEED and record.business_key is not None:
+            self.business[record.business_key] = record
+
+
+class _LosesItsKey(MemoryData):
+    """Puts a key back before the memory store gives it up, so that only the early loss is a fault."""
+
+    def lose(self, record: Record) -> None:
+        if record.business_key is not None:
+            self.business.pop(record.business_key, None)
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        key = record.business_key
+        if key is not None and ROWS[change.trigger].business_key in _GIVES_UP and key not in self.business:
+            self.business[key] = record
+        super().transition(record, change, now)
+
+
+@killed_by("test_bk_01_to_05_09_12_who_holds_a_key")
+class KeyFreedByTheClaim(_LosesItsKey):
+    """A job loses its business key when it is claimed."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.CLAIM:
+            self.lose(record)
+
+
+@killed_by("test_bk_07_08_a_key_is_held_through_a_pause")
+class KeyFreedByThePause(_LosesItsKey):
+    """A job loses its business key when it is paused."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.PAUSE:
+            self.lose(record)
+
+
+@killed_by("test_dual_03_requeue_takes_its_key_again")
+class RequeueLeavesTheKey(_LosesItsKey):
+    """A requeued job does not hold its business key."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.REQUEUE:
+            self.lose(record)
+
+
+@killed_by("test_requeue_of_a_key_in_use")
+class RequeueStealsTheKey(MemoryStore):
+    """A requeued job takes its business key from the job that holds it now."""
+
+    def apply(self, change: Change) -> Applied | Refused:
+        data = self._data
+        record = data.records.get(change.job_id.int)
+        if record is not None and change.trigger is Trigger.REQUEUE and record.status is Status.FAILED:
+            data.business.pop(record.business_key or "", None)
+        return super().apply(change)
+
+
+@killed_by("test_keys_are_taken_for_ever")
+class IdempotencyForgottenByDelete(MemoryData):
+    """With a deleted job its idempotency key is forgotten, and a late repeat runs again."""
+
+    def remove(self, record: Record) -> None:
+        super().remove(record)
+        if record.new.idempotency_key is not None:
+            del self.idempotency[record.new.idempotency_key]
+
+
+@killed_by("test_crud_06_a_taken_key_answers_the_original")
+class IdempotencyEndsWithTheJob(MemoryStore):
+    """A settled job no longer answers for its idempotency key; the repeat is inserted."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        data = self._data
+        for new in jobs:
+            known = data.original(new.idempotency_key) if new.idempotency_key is not None else None
+            if known is not None and known.status in SETTLED:
+                data.idempotency.pop(str(new.idempotency_key))
+        return super().insert(jobs, unit=unit)
+
+
+@killed_by("test_crud_06_a_taken_key_answers_the_original")
+class RepeatClaimsToBeCreated(MemoryStore):
+    """A repeat under a taken idempotency key is told that it was created."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        return [replace(answer, created=True) for answer in super().insert(jobs, unit=unit)]
+
+
+@killed_by("test_bulk_01_taken_keys_inside_a_list")
+class RepeatInAListIsInserted(MemoryStore):
+    """A key that occurs twice in one list makes two jobs."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        seen: set[str | None] = {None}
+        apart = []
+        for new in jobs:
+            apart.append(replace(new, idempotency_key=None) if new.idempotency_key in seen else new)
+            seen.add(new.idempotency_key)
+        return super().insert(apart, unit=unit)
+
+
+@killed_by("test_bulk_01_a_business_conflict_inserts_nothing")
+class InsertIsNotAtomic(MemoryStore):
+    """What stands before a conflict in a list is inserted."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        try:
+            return super().insert(jobs, unit=unit)
+        except DuplicateBusinessKey:
+            with suppress(DuplicateBusinessKey):
+                for new in jobs:
+                    super().insert([new])
+            raise
+
+
+@killed_by("test_bulk_01_a_business_conflict_inserts_nothing")
+class OnlyTheFirstConflictIsNamed(MemoryStore):
+    """Of several business keys that are held only one is named."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        try:
+            return super().insert(jobs, unit=unit)
+        except DuplicateBusinessKey as error:
+            key, holder = next(iter(error.conflicts.items()))
+            raise DuplicateBusinessKey({key: holder}) from None
+
+
+@killed_by("test_crud_17_an_id_is_inserted_once")
+class InsertOverwrites(MemoryStore):
+    """A job whose id is stored replaces the stored one."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        data = self._data
+        for new in jobs:
+            record = data.records.get(new.id.int)
+            if record is not None:
+                data.write(record, [("status", Status.CANCELED)], self.now())
+                data.remove(record)
+        return super().insert(jobs, unit=unit)
+
+
+@killed_by("test_due_times")
+class DelayIsCutShort(MemoryStore):
+    """A delay is cut to a millisecond rather than rounded up, so that a job runs too early."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        cut = [
+            new if new.delay is None else replace(new, delay=new.delay - (new.delay % _MILLISECOND))
+            for new in jobs
+        ]
+        return super().insert(cut, unit=unit)
+
+
+@killed_by("test_a_unit_needs_the_capability")
+class UnitIsIgnored(MemoryStore):
+    """A job is inserted beside the caller's transaction, not in it."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        return super().insert(jobs)
+
+
+@killed_by("test_what_the_caller_changes_later_is_not_the_job")
+class ParamsAreTheCallers(MemoryData):
+    """The store keeps the caller's own dict of params, and what becomes of it."""
+
+    def add(self, new: NewJob, now: datetime) -> None:
+        super().add(new, now)
+        self.records[new.id.int].params = new.params
+
+
+@killed_by("test_crud_10_bulk_19_20_21_delete")
+class DeleteTakesUnsettledJobs(MemoryStore):
+    """A job that is still to run is deleted."""
+
+    def delete(self, job_ids: Sequence[UUID]) -> int:
+        data = self._data
+        doomed = [r for r in map(data.records.get, {i.int for i in job_ids}) if r is not None]
+        for record in doomed:
+            if record.status not in SETTLED:
+                if record.business_key is not None:
+                    data.business.pop(record.business_key, None)
+                data.write(record, [("status", Status.CANCELED), ("version", record.version + 1)], self.now())
+        return super().delete(job_ids)
+
+
+@killed_by("test_crud_10_bulk_19_20_21_delete")
+class DeleteCountsWhatItWasGiven(MemoryStore):
+    """`delete` answers how many ids it got, unknown ones included."""
+
+    def delete(self, job_ids: Sequence[UUID]) -> int:
+        super().delete(job_ids)
+        return len(job_ids)
+
+
+@killed_by("test_a_deleted_job_has_no_callbacks")
+class CallbacksSurviveDelete(MemoryData):
+    """A pending callback of a deleted job is still handed out."""
+
+    def remove(self, record: Record) -> None:
+        kept = {owner: dict(pending) for owner, pending in self.callbacks.items()}
+        super().remove(record)
+        self.callbacks = kept

@@ -1,0 +1,205 @@
+"""Mutants that answer questions wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from uuid import UUID
+
+from conformance_tests.mutants.base import killed_by
+from ratchet.defaults.memory import MemoryStore
+from ratchet.domain.job import Job
+from ratchet.domain.lifecycle import Execution, Status
+from ratchet.spi.store import Health, Inserted, Order, Page, Selection
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@killed_by("test_crud_18_created_at_stays")
+class ReadsAreCached(MemoryStore):
+    """A job that was read once is answered as it was then."""
+
+    def get(self, job_id: UUID) -> Job | None:
+        seen: dict[UUID, Job] = self.__dict__.setdefault("seen", {})
+        job = seen.get(job_id) or super().get(job_id)
+        if job is not None:
+            seen[job_id] = job
+        return job
+
+
+@killed_by("test_crud_05_09_bulk_04_many_reads")
+class ManyReadsAreCut(MemoryStore):
+    """Of many ids only the first 500 are read."""
+
+    def get_many(self, job_ids: Sequence[UUID]) -> Sequence[Job]:
+        return super().get_many(list(job_ids)[:500])
+
+
+@killed_by("test_crud_05_09_bulk_04_many_reads")
+class ManyReadsRepeat(MemoryStore):
+    """An id that is given twice is answered twice."""
+
+    def get_many(self, job_ids: Sequence[UUID]) -> Sequence[Job]:
+        return [job for job_id in job_ids if (job := self.get(job_id)) is not None]
+
+
+@killed_by("test_crud_15_counts")
+class CountsLeaveOutZeros(MemoryStore):
+    """A state in which there is no job is missing from the counts."""
+
+    def counts(self) -> Mapping[Status, int]:
+        return {status: number for status, number in super().counts().items() if number}
+
+
+@killed_by("test_keys_are_compared_exactly")
+class KeysIgnoreCase(MemoryStore):
+    """A business key is found in another case."""
+
+    def find_by_key(self, *, idempotency: str | None = None, business: str | None = None) -> Inserted | None:
+        if business is not None and idempotency is None:
+            for key in self._data.business:
+                if key.casefold() == business.casefold():
+                    business = key
+        return super().find_by_key(idempotency=idempotency, business=business)
+
+
+@killed_by("test_aud_06_histories_are_per_job")
+class HistoryOfEverybody(MemoryStore):
+    """The history of a job shows the claims of others."""
+
+    def history(self, job_id: UUID) -> Sequence[Execution]:
+        jobs = [UUID(int=key) for key in list(self._data.records)]
+        return [row for each in jobs for row in super(HistoryOfEverybody, self).history(each)]
+
+
+class _Selects(MemoryStore):
+    """Reads another selection than it was asked for."""
+
+    def selects(self, selection: Selection) -> Selection:
+        return selection
+
+    def find(
+        self,
+        selection: Selection,
+        *,
+        order: Order = "created_desc",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        return super().find(self.selects(selection), order=order, limit=limit, cursor=cursor)
+
+    def count(self, selection: Selection) -> int:
+        return super().count(self.selects(selection))
+
+
+@killed_by("test_text_of_target_and_error")
+class TextIsAPattern(_Selects):
+    """The wildcards of a target text are obeyed, not looked for."""
+
+    def selects(self, selection: Selection) -> Selection:
+        if selection.target is None:
+            return selection
+        pattern = f"*{selection.target.replace('_', '?').replace('%', '*')}*"
+        jobs = [r.new for r in self._data.records.values() if fnmatchcase(r.new.target, pattern)]
+        found = frozenset(new.id for new in jobs) or frozenset({UUID(int=0)})
+        return replace(selection, target=None, ids=selection.ids & found if selection.ids else found)
+
+
+@killed_by("test_q_05_tags")
+class AnyTagWillDo(_Selects):
+    """A job that carries one of the given tags is found."""
+
+    def selects(self, selection: Selection) -> Selection:
+        if len(selection.tags) < 2:
+            return selection
+        found = frozenset(r.new.id for r in self._data.records.values() if selection.tags & r.new.tags)
+        return replace(selection, tags=frozenset(), ids=found)
+
+
+@killed_by("test_q_08_time_ranges")
+class RangesIncludeTheirEnd(_Selects):
+    """A job that was created at the end of a range is found."""
+
+    def selects(self, selection: Selection) -> Selection:
+        end = selection.created_before
+        return selection if end is None else replace(selection, created_before=end + _MILLISECOND)
+
+
+@killed_by("test_q_02_03_04_07_fields")
+class PrincipalIsIgnored(_Selects):
+    """The jobs of every principal are found."""
+
+    def selects(self, selection: Selection) -> Selection:
+        return replace(selection, principal=None)
+
+
+@killed_by("test_q_09_10_13_pages")
+class PageSkipsAJob(MemoryStore):
+    """The first job behind a cursor is left out."""
+
+    def find(
+        self,
+        selection: Selection,
+        *,
+        order: Order = "created_desc",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        page = super().find(selection, order=order, limit=limit, cursor=cursor)
+        return page if cursor is None else replace(page, jobs=page.jobs[1:])
+
+
+@killed_by("test_a_cursor_of_another_order")
+class CursorOfAnotherOrder(MemoryStore):
+    """A cursor of one order is taken for one of another."""
+
+    def find(
+        self,
+        selection: Selection,
+        *,
+        order: Order = "created_desc",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        if cursor is not None and cursor.startswith("memory:"):
+            _, _, rest = cursor.split(":", 2)
+            cursor = f"memory:{order}:{rest}"
+        return super().find(selection, order=order, limit=limit, cursor=cursor)
+
+
+@killed_by("test_throughput_and_durations")
+class ThroughputIgnoresItsWindow(MemoryStore):
+    """The throughput is of all time."""
+
+    def health(self, *, window: timedelta) -> Health:
+        answer = super().health(window=window)
+        settled = answer.by_status[Status.SUCCEEDED] + answer.by_status[Status.FAILED]
+        return replace(answer, throughput=settled / window.total_seconds() if window else 0.0)
+
+
+@killed_by("test_the_oldest_due_job")
+class OldestIsNotDue(MemoryStore):
+    """The age of the oldest job counts jobs that are not due yet."""
+
+    def health(self, *, window: timedelta) -> Health:
+        answer = super().health(window=window)
+        times = [record.scheduled_time for record in self._data.by_status[Status.PENDING]]
+        return replace(answer, oldest_due_age=answer.now - min(times) if times else None)
+
+
+@killed_by("test_instants_are_whole_milliseconds")
+class TimeHasMicroseconds(MemoryStore):
+    """Store time is not cut to milliseconds."""
+
+    def now(self) -> datetime:
+        return self._data.clock.now()
+
+
+@killed_by("test_a_closed_store_says_so")
+class ClosedStoreAnswers(MemoryStore):
+    """A closed handle still works."""
+
+    def close(self) -> None:
+        self.__dict__["closed"] = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,8 +20,8 @@ from ratchet.domain.lifecycle import Trigger
 from ratchet.spi.store import ClaimRequest, JobStore, NodeInfo, RecoverRequest
 from ratchet_sql.store import SqliteStore
 from tests.field_cases.faults import FaultyStore
-from tests.field_cases.kit import SCALE, FileClock, Ledger, wait_until
-from tests.field_cases.stage import Stage
+from tests.field_cases.kit import SCALE, START, FileClock, Ledger, wait_until
+from tests.field_cases.stage import Stage, each_store, stage_on
 
 BUDGET = 1
 SWEEP = 0.2
@@ -110,12 +110,29 @@ def is_crash_fail(arguments: tuple[Any, ...]) -> bool:
 FAULTS = [drop_in_transaction, drop_before, drop_after, drop_at_settle, drop_after_settle, drop_at_read]
 
 
-@pytest.fixture(params=FAULTS)
-def story(request: pytest.FixtureRequest, stage: Stage, file_clock: FileClock) -> Story:
-    """The case under one of the faults."""
-    fault: Callable[[FaultyStore], None] = request.param
-    if fault is drop_in_transaction and not stage.url.startswith("sqlite"):
-        pytest.skip("the memory store has no connection")
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((each.values[0], fault), marks=each.marks, id=f"{each.values[0]}-{fault.__name__}")
+        for each in each_store()
+        for fault in FAULTS
+        if fault is not drop_in_transaction or each.values[0] == "sqlite"
+    ],
+)
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    """The case under one of the faults, played once per store."""
+    name, fault = request.param
+    stage = stage_on(name, tmp_path_factory.mktemp("f21"), __name__)
+    file_clock = FileClock(stage.folder / "clock")
+    file_clock.set(START)
+    try:
+        yield play(stage, file_clock, fault)
+    finally:
+        stage.close()
+
+
+def play(stage: Stage, file_clock: FileClock, fault: Callable[[FaultyStore], None]) -> Story:
+    """Five orphans, a fault, and a node that starts."""
     faulty = stage.faulty(clock=file_clock)
     store = faulty.real
     node = stage.node(

@@ -323,8 +323,9 @@ class MemoryData:
             known = (self.records.get(job_id.int) for job_id in selection.ids)
             candidates = [record for record in known if record is not None]
         elif selection.tags:
-            sets = [self.tagged.get(tag, set()) for tag in selection.tags]
-            candidates = min(sets, key=len)
+            tagged: list[set[Record]] = [self.tagged.get(tag, set()) for tag in selection.tags]
+            tagged.sort(key=len)
+            candidates = tagged[0]
         elif selection.statuses:
             candidates = (record for status in selection.statuses for record in self.by_status[status])
         else:

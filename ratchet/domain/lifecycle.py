@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from ratchet.errors import UsageError
-
-if TYPE_CHECKING:
-    from ratchet.domain.settlement import Change
 
 
 class Status(StrEnum):
@@ -295,7 +292,32 @@ class Row(Protocol):
     def is_batch_parent(self) -> bool: ...
 
 
-def refusal(job: Row, change: Change, now: datetime) -> str | None:
+class Asked(Protocol):
+    """What a transition reads of a change; `ratchet.domain.settlement.Change` is the one there is."""
+
+    @property
+    def trigger(self) -> Trigger: ...
+    @property
+    def claim_seq(self) -> int | None: ...
+    @property
+    def version(self) -> int | None: ...
+    @property
+    def target(self) -> Status | None: ...
+    @property
+    def incarnation(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def delay(self) -> timedelta | None: ...
+    @property
+    def duration(self) -> timedelta | None: ...
+    @property
+    def age(self) -> timedelta: ...
+    @property
+    def timed_out(self) -> bool: ...
+
+
+def refusal(job: Row, change: Asked, now: datetime) -> str | None:
     """Why `change` may not be applied to `job` as it is now; None if it may.
 
     The answer of every store comes from here or from a guard translated from the same row, so that
@@ -323,7 +345,7 @@ def refusal(job: Row, change: Change, now: datetime) -> str | None:
             return None
 
 
-def target_of(job: Row, change: Change) -> Status:
+def target_of(job: Row, change: Asked) -> Status:
     """The status that `change` leads to."""
     targets = ROWS[change.trigger].targets
     if not targets:
@@ -367,7 +389,7 @@ def _whole(delta: timedelta) -> timedelta:
     return delta - timedelta(microseconds=odd) if odd else delta
 
 
-def _timings(job: Row, change: Change, now: datetime) -> tuple[datetime, datetime, timedelta, timedelta]:
+def _timings(job: Row, change: Asked, now: datetime) -> tuple[datetime, datetime, timedelta, timedelta]:
     """started_at, ended_at, duration and queue_wait of the attempt that `change` ends (section 3)."""
     end = now - _whole(change.age) if change.age > _NO_TIME else now
     if change.duration is not None:
@@ -384,7 +406,7 @@ def _timings(job: Row, change: Change, now: datetime) -> tuple[datetime, datetim
 
 
 _GIVEN_AS: Final[Mapping[str, str]] = MappingProxyType({"last_error": "error"})
-_Rule = Callable[[Row, "Change", datetime, str], object]
+_Rule = Callable[[Row, "Asked", datetime, str], object]
 
 _RULES: Final[Mapping[Value, _Rule]] = {
     Value.NULL: lambda job, change, now, name: None,
@@ -417,7 +439,7 @@ def _compile(row: Transition) -> tuple[tuple[tuple[str, _Rule], ...], bool]:
 _COMPILED: Final = {row.trigger: _compile(row) for row in TABLE}
 
 
-def assign(job: Row, change: Change, now: datetime) -> dict[str, object]:
+def assign(job: Row, change: Asked, now: datetime) -> dict[str, object]:
     """The fields that `change` writes into `job`, with their new values.
 
     `now` is store time in whole milliseconds. The caller has asked `refusal` first. A store applies
@@ -472,7 +494,7 @@ class Execution:
     error: str | None = field(default=None)
 
 
-def execution(job: Row, change: Change, now: datetime, *, job_id: UUID, node: str | None) -> Execution | None:
+def execution(job: Row, change: Asked, now: datetime, *, job_id: UUID, node: str | None) -> Execution | None:
     """The history row that `change` inserts in the same unit; None if it ends no claim."""
     ends = ROWS[change.trigger].ends
     if ends is None:

@@ -99,7 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     patterns = [each for each in (config.getoption("--ratchet-contracts") or "").split(",") if each]
     if not patterns:
         return
-    kept, dropped = [], []
+    kept: list[pytest.Item] = []
+    dropped: list[pytest.Item] = []
     for item in items:
         shown = contract_of(getattr(item, "function", None))
         named = shown is not None and any(fnmatchcase(shown.id, pattern) for pattern in patterns)

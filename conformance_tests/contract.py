@@ -102,8 +102,8 @@ def contracts() -> Mapping[str, Contract]:
         if module.name.startswith("test_"):
             import_module(f"conformance_tests.{module.name}")
     ours = {
-        id: each
-        for id, each in sorted(_CONTRACTS.items())
+        name: each
+        for name, each in sorted(_CONTRACTS.items())
         if each.test.count(".") == 1 and each.test.startswith("conformance_tests.")
     }
     return MappingProxyType(ours)

@@ -65,7 +65,7 @@ class Results:
 
     def __init__(self) -> None:
         self.contracts: Mapping[str, Contract] = contracts()
-        self.shown: dict[str, Shown] = {id: Shown() for id in self.contracts}
+        self.shown: dict[str, Shown] = {name: Shown() for name in self.contracts}
         self.facts: dict[str, str] = {}
         self.begun = datetime.now(UTC)
 
@@ -94,9 +94,10 @@ class Results:
     def obstacles(self) -> list[str]:
         """Ids of the contracts for which the report is incomplete."""
         return [
-            id
-            for id, shown in self.shown.items()
-            if shown.verdict is Verdict.FAILED or (self.contracts[id].required and shown.verdict not in GOOD)
+            name
+            for name, shown in self.shown.items()
+            if shown.verdict is Verdict.FAILED
+            or (self.contracts[name].required and shown.verdict not in GOOD)
         ]
 
     @property
@@ -117,9 +118,9 @@ class Results:
         """For the terminal: facts, what did not pass (verbose: everything), and the verdict."""
         for key, value in sorted(self.facts.items()):
             yield f"{key}: {value}"
-        for id, shown in self.shown.items():
+        for name, shown in self.shown.items():
             if verbose or shown.verdict is not Verdict.PASSED:
-                yield f"{shown.verdict.value:12}  {id:12}  {self._note(id)}"
+                yield f"{shown.verdict.value:12}  {name:12}  {self._note(name)}"
         told = ", ".join(f"{number} {verdict.value}" for verdict, number in sorted(self.counts().items()))
         yield f"{len(self.shown)} contracts: {told}"
         yield self.verdict
@@ -144,18 +145,18 @@ class Results:
             "obstacles": self.obstacles,
             "contracts": [
                 {
-                    "id": id,
-                    "sentence": self.contracts[id].sentence,
-                    "required": self.contracts[id].required,
-                    "capability": self.contracts[id].capability,
-                    "needs": list(self.contracts[id].needs),
+                    "id": name,
+                    "sentence": self.contracts[name].sentence,
+                    "required": self.contracts[name].required,
+                    "capability": self.contracts[name].capability,
+                    "needs": list(self.contracts[name].needs),
                     "verdict": shown.verdict.value,
                     "cases": shown.cases,
                     "failed": shown.failed,
                     "absent": sorted(set(shown.absent)),
                     "seconds": round(shown.seconds, 3),
                 }
-                for id, shown in self.shown.items()
+                for name, shown in self.shown.items()
             ],
         }
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from conformance_tests.driver import Driver, SettableClock
 from ratchet_sql.plugin import sqlite
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import Driver, SettableClock
 
 ROOT = Path(__file__).resolve().parents[2]
 

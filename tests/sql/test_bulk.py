@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.driver import new_job
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
 from ratchet.spi.store import Applied, ClaimRequest, Refused, Selection
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job
 
 Program = Callable[..., subprocess.Popen[str]]
 

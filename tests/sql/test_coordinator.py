@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from conformance_tests.driver import new_job
 from ratchet.spi.coordinator import ClusterCoordinator, Hint
 from ratchet.spi.store import NodeInfo
 from ratchet_sql.coordinator import SqliteCoordinator
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job
 
 Opener = Callable[..., SqliteStore]
 SOON = 10.0  # the bound of the case is far below; a busy machine is allowed for

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Status
 from ratchet.spi.store import Selection
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job, request
 
 Program = Callable[..., subprocess.Popen[str]]
 STEPS = {

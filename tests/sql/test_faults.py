@@ -13,12 +13,12 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import StoreError, StorePermanentError, StoreTransientError
 from ratchet.spi.store import NodeInfo, RecoverRequest, Settled
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job, request
 
 Program = Callable[..., subprocess.Popen[str]]
 Opener = Callable[..., SqliteStore]

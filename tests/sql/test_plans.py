@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from conformance_tests.driver import new_job
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
 from ratchet.spi.store import ClaimRequest, NodeInfo, RecoverRequest, Selection
 from ratchet_sql import migrations, queries, rendered
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job
 
 STATEMENTS = {name: text for name, text in vars(rendered).items() if name.isupper()}
 # What may be read from end to end: small by nature, or a question about everything.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance_tests.driver import new_job
 from ratchet.errors import ConfigurationError, StoreClosed
 from ratchet.spi.capabilities import PROTOCOLS, Capability
 from ratchet.spi.plugin import SchemaStore, StorePlugin
@@ -15,7 +16,6 @@ from ratchet.spi.store import JobStore
 from ratchet_sql.plugin import sqlite
 from ratchet_sql.store import SqliteStore
 from tests.sql.conftest import ROOT
-from tests.store.harness import new_job
 
 
 def test_protocols() -> None:
@@ -115,7 +115,7 @@ from ratchet_sql.plugin import sqlite
 assert "sqlite3" not in sys.modules and "ratchet_sql.store" not in sys.modules
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.settlement import Change, Settlement
-from tests.store.harness import new_job, request
+from conformance_tests.driver import new_job, request
 with tempfile.TemporaryDirectory() as folder:
     store = sqlite.open(f"sqlite:///{folder}/jobs.db")
     store.insert([new_job(), new_job(tags=frozenset({"a"}), idempotency_key="k")])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from conformance_tests.driver import new_job
 from ratchet.domain.job import Job, NewJob
 from ratchet.domain.lifecycle import Status
 from ratchet.errors import SchemaMissing, SchemaTooNew
 from ratchet_sql import migrations, render, rows
 from ratchet_sql.schema import job
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job
 
 
 def _catalogue(connection: sqlite3.Connection) -> set[str]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.spi.store import NodeInfo, RecoverRequest
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job, request
 
 IGNORED = ("PRAGMA", "--")  # opening a connection; what a statement does inside SQLite
 

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
+from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.errors import UsageError
 from ratchet.spi.store import NodeInfo, Selection
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job, request
 
 BAD = ["a\0b", "a\ud800b", "\udfff"]
 GOOD = [

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Status
 from ratchet.spi.store import Selection
 from ratchet_sql.connection import Execute
 from ratchet_sql.store import SqliteStore
-from tests.store.harness import new_job, request
 
 Program = Callable[..., subprocess.Popen[str]]
 

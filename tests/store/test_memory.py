@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from conformance_tests.driver import MINUTE, Driver, SettableClock, ids, new_job, request
 from ratchet.defaults.memory import MemoryStore, plugin
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import Status, Trigger
@@ -21,7 +22,6 @@ from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import ConfigurationError
 from ratchet.spi.plugin import StorePlugin
 from ratchet.spi.store import Selection
-from tests.store.harness import MINUTE, Driver, SettableClock, ids, new_job, request
 
 
 def test_the_plugin_is_one() -> None:

@@ -368,3 +368,16 @@ def test_a_job_knows_what_it_is() -> None:
     assert [job(type=kind).is_batch_parent for kind in JobType].count(True) == 1
     assert {status for status in Status if job(status).is_settled} == SETTLED
     assert isinstance(job().id, UUID)
+
+
+def test_the_two_doors_cover_the_table() -> None:
+    """Every row but claim and recover belongs to exactly one of the store's apply and settle."""
+    applied = {Trigger.PAUSE, Trigger.RESUME, Trigger.UNBLOCK, Trigger.REQUEUE, Trigger.SIGNAL}
+    settled = set(Trigger) - applied - {Trigger.CLAIM, Trigger.RECOVER}
+    assert {row.trigger for row in TABLE if row.consequences or row.ends} == settled | {Trigger.RECOVER}
+
+
+def test_settled_is_not_final() -> None:
+    """FAILED is settled and can be requeued; the two other settled states have no way out."""
+    sources = {status for row in TABLE for status in row.sources}
+    assert SETTLED & sources == {Status.FAILED} == set(ROWS[Trigger.REQUEUE].sources)

@@ -9,11 +9,13 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, PENDING_LAST, SECOND, START, Driver
+from conformance_tests.under_test import Time
 from ratchet.domain.ids import new_id
 from ratchet.domain.lifecycle import AttemptEnd, Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.spi.store import JobStore, NodeInfo, Orphan, PendingCallback, RecoverRequest, Recovery, Refused
-from tests.store.harness import MINUTE, PENDING_LAST, SECOND, START, Driver, SettableClock
 
 GRACE = MINUTE
 
@@ -44,8 +46,9 @@ Running = Callable[[str], UUID]
 # -- who is dead ----------------------------------------------------------------------------------
 
 
+@contract("RECOVER-01", needs=("clock",))
 def test_bulk_05_06_07_never_registered(
-    store: JobStore, driver: Driver, clock: SettableClock, running: Running
+    store: JobStore, driver: Driver, clock: Time, running: Running
 ) -> None:
     """The claim of an incarnation that never sent a heartbeat is an orphan once it is older than the grace."""
     job_id = running("a")
@@ -61,9 +64,8 @@ def test_bulk_05_06_07_never_registered(
     assert (execution.end, execution.node, execution.claim_seq) == (AttemptEnd.CRASHED, "a", 1)
 
 
-def test_bulk_08_a_live_owner_keeps_its_claims(
-    store: JobStore, clock: SettableClock, running: Running
-) -> None:
+@contract("RECOVER-02", needs=("clock",))
+def test_bulk_08_a_live_owner_keeps_its_claims(store: JobStore, clock: Time, running: Running) -> None:
     """Old claims of an incarnation that still sends heartbeats are left; those of a silent one are not."""
     store.heartbeat(NodeInfo(incarnation="live", name="live"))
     store.heartbeat(NodeInfo(incarnation="dead", name="dead"))
@@ -77,9 +79,8 @@ def test_bulk_08_a_live_owner_keeps_its_claims(
     assert recovered(store) == [alive]
 
 
-def test_a_heartbeat_saves_a_claim_however_old(
-    store: JobStore, clock: SettableClock, running: Running
-) -> None:
+@contract("RECOVER-03", needs=("clock",))
+def test_a_heartbeat_saves_a_claim_however_old(store: JobStore, clock: Time, running: Running) -> None:
     """A registered incarnation is judged by its heartbeat alone, also when the claim is newer."""
     store.heartbeat(NodeInfo(incarnation="a", name="a"))
     clock.advance(GRACE + SECOND)
@@ -87,9 +88,10 @@ def test_a_heartbeat_saves_a_claim_however_old(
     assert recovered(store) == [job_id]
 
 
+@contract("RECOVER-04", needs=("clock",))
 @pytest.mark.field_case("F58")
 def test_f58_skewed_nodes_change_nothing(
-    store: JobStore, driver: Driver, clock: SettableClock, running: Running
+    store: JobStore, driver: Driver, clock: Time, running: Running
 ) -> None:
     """Liveness is judged by store time alone: sweeps of any number of nodes leave a live claim (F58)."""
     job_id = running("a")
@@ -100,8 +102,9 @@ def test_f58_skewed_nodes_change_nothing(
     assert driver.job(job_id).claim_seq == 1
 
 
+@contract("RECOVER-05", needs=("clock",))
 @pytest.mark.field_case("F23")
-def test_f23_the_cut_off_is_never_frozen(store: JobStore, clock: SettableClock, running: Running) -> None:
+def test_f23_the_cut_off_is_never_frozen(store: JobStore, clock: Time, running: Running) -> None:
     """A node that idles for 2 h recovers the claim of a node that starts and dies after that (F23)."""
     for _ in range(4):
         assert recovered(store, never=frozenset({"b"})) == []
@@ -116,6 +119,7 @@ def test_f23_the_cut_off_is_never_frozen(store: JobStore, clock: SettableClock, 
     assert recovered(store, never=frozenset({"b"})) == [job_id]
 
 
+@contract("RECOVER-06")
 def test_stat_11_bulk_10_known_gone(store: JobStore, driver: Driver, running: Running) -> None:
     """The pass at start takes back all claims of incarnations known to be gone, and of no others."""
     store.heartbeat(NodeInfo(incarnation="old", name="n"))
@@ -125,9 +129,8 @@ def test_stat_11_bulk_10_known_gone(store: JobStore, driver: Driver, running: Ru
     assert driver.status(other) is Status.RUNNING
 
 
-def test_only_known_gone_looks_at_nobody_else(
-    store: JobStore, clock: SettableClock, running: Running
-) -> None:
+@contract("RECOVER-07", needs=("clock",))
+def test_only_known_gone_looks_at_nobody_else(store: JobStore, clock: Time, running: Running) -> None:
     """The pass at start leaves silent incarnations to the sweeps."""
     running("silent")
     clock.advance(timedelta(days=1))
@@ -135,7 +138,8 @@ def test_only_known_gone_looks_at_nobody_else(
     assert recovered(store, known_gone=frozenset({"gone"}), only_known_gone=True) == []
 
 
-def test_never_is_never(store: JobStore, clock: SettableClock, running: Running) -> None:
+@contract("RECOVER-08", needs=("clock",))
+def test_never_is_never(store: JobStore, clock: Time, running: Running) -> None:
     """A node does not touch its own claims, even where it looks dead or is said to be gone."""
     running("me")
     clock.advance(timedelta(days=1))
@@ -144,9 +148,8 @@ def test_never_is_never(store: JobStore, clock: SettableClock, running: Running)
     assert recovered(store, never=me, known_gone=me) == []
 
 
-def test_bulk_09_11_only_running_jobs_are_orphans(
-    store: JobStore, driver: Driver, clock: SettableClock
-) -> None:
+@contract("RECOVER-09", needs=("clock",))
+def test_bulk_09_11_only_running_jobs_are_orphans(store: JobStore, driver: Driver, clock: Time) -> None:
     """Jobs in any other state are left alone, settled ones with their dead owner included."""
     jobs = [driver.drive(status) for status in PENDING_LAST if status is not Status.RUNNING]
     clock.advance(timedelta(days=1))
@@ -158,8 +161,9 @@ def test_bulk_09_11_only_running_jobs_are_orphans(
 # -- what a pass does -----------------------------------------------------------------------------
 
 
+@contract("RECOVER-10", needs=("clock",))
 @pytest.mark.parametrize("budget", [0, 1, 2])
-def test_bulk_12_17_crash_budget(store: JobStore, driver: Driver, clock: SettableClock, budget: int) -> None:
+def test_bulk_12_17_crash_budget(store: JobStore, driver: Driver, clock: Time, budget: int) -> None:
     """A job is recovered until its budget is spent, then reported, every time, until it is settled."""
     job_id = driver.submit(max_retries=10)
     for crash in range(budget):
@@ -181,9 +185,10 @@ def test_bulk_12_17_crash_budget(store: JobStore, driver: Driver, clock: Settabl
     assert store.delete([job_id]) == 1
 
 
+@contract("RECOVER-11", needs=("clock",))
 @pytest.mark.field_case("F21")
 def test_f21_an_exhausted_job_does_not_hold_up_the_others(
-    store: JobStore, driver: Driver, clock: SettableClock
+    store: JobStore, driver: Driver, clock: Time
 ) -> None:
     """Of five claims of a dead node the one at its budget is reported, the four others recovered (F21)."""
     third = [driver.submit() for _ in range(3)][2]
@@ -204,7 +209,8 @@ def test_f21_an_exhausted_job_does_not_hold_up_the_others(
     assert list(store.held("a")) == [(third, 2)]
 
 
-def test_a_pass_is_bounded(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("RECOVER-12", needs=("clock",))
+def test_a_pass_is_bounded(store: JobStore, driver: Driver, clock: Time) -> None:
     """A pass takes at most its limit, says that there is more, and the next ones take the rest once."""
     made = [driver.submit() for _ in range(5)]
     driver.claim("a")
@@ -217,9 +223,10 @@ def test_a_pass_is_bounded(store: JobStore, driver: Driver, clock: SettableClock
     assert sorted(seen) == made
 
 
+@contract("RECOVER-13", needs=("clock",))
 @pytest.mark.field_case("F19")
 def test_f19_a_finished_job_is_not_recovered(
-    store: JobStore, driver: Driver, clock: SettableClock, running: Running
+    store: JobStore, driver: Driver, clock: Time, running: Running
 ) -> None:
     """A claim that ended after a sweep had looked is refused its crash-fail and stays SUCCEEDED (F19)."""
     job_id = running("a")
@@ -236,7 +243,8 @@ def test_f19_a_finished_job_is_not_recovered(
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-def test_node_01_05_07_10_heartbeats(store: JobStore, clock: SettableClock) -> None:
+@contract("NODE-01", needs=("clock",))
+def test_node_01_05_07_10_heartbeats(store: JobStore, clock: Time) -> None:
     """A heartbeat registers or renews an incarnation by store time; the latest comes first."""
     assert list(store.nodes()) == []
     for name in ("a", "b", "c"):
@@ -253,7 +261,8 @@ def test_node_01_05_07_10_heartbeats(store: JobStore, clock: SettableClock) -> N
     assert [node.age for node in nodes] == [SECOND, 2 * SECOND, 3 * SECOND]
 
 
-def test_node_08_09_forget(store: JobStore, driver: Driver, clock: SettableClock, running: Running) -> None:
+@contract("NODE-02", needs=("clock",))
+def test_node_08_09_forget(store: JobStore, driver: Driver, clock: Time, running: Running) -> None:
     """A node that deregistered is gone from the list; its claims become orphans after the grace."""
     store.heartbeat(NodeInfo(incarnation="a", name="a"))
     store.heartbeat(NodeInfo(incarnation="b", name="b"))
@@ -281,7 +290,8 @@ def take(store: JobStore, incarnation: str, limit: int = 100) -> list[PendingCal
     return list(store.take_callbacks(incarnation, grace=GRACE, limit=limit))
 
 
-def test_callbacks_stay_with_a_live_node(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("CALLBACK-01", needs=("clock",))
+def test_callbacks_stay_with_a_live_node(store: JobStore, driver: Driver, clock: Time) -> None:
     """A callback belongs to the settling node while that lives, and moves once after its death."""
     store.heartbeat(NodeInfo(incarnation="a", name="a"))
     told = succeed_with_callback(driver, "a")
@@ -297,6 +307,7 @@ def test_callbacks_stay_with_a_live_node(store: JobStore, driver: Driver, clock:
     assert take(store, "c") == [told]
 
 
+@contract("CALLBACK-02")
 def test_callbacks_of_unregistered_owners_move_at_once(store: JobStore, driver: Driver) -> None:
     """An owner without a registered heartbeat is dead; nobody takes its own."""
     told = succeed_with_callback(driver, "a")
@@ -304,6 +315,7 @@ def test_callbacks_of_unregistered_owners_move_at_once(store: JobStore, driver: 
     assert take(store, "b") == [told]
 
 
+@contract("CALLBACK-03")
 def test_callbacks_are_done_once(store: JobStore, driver: Driver) -> None:
     """A callback reported done never comes back; reporting an unknown one is fine."""
     told = succeed_with_callback(driver, "a")
@@ -316,6 +328,7 @@ def test_callbacks_are_done_once(store: JobStore, driver: Driver) -> None:
     assert take(store, "c") == []
 
 
+@contract("CALLBACK-04")
 def test_callbacks_are_taken_up_to_a_limit(store: JobStore, driver: Driver) -> None:
     """Calls with a limit hand out each callback once."""
     told = [succeed_with_callback(driver, "a", str(number)) for number in range(5)]
@@ -324,6 +337,7 @@ def test_callbacks_are_taken_up_to_a_limit(store: JobStore, driver: Driver) -> N
     assert sorted(call.argument for part in parts for call in part) == [call.argument for call in told]
 
 
+@contract("CALLBACK-05")
 def test_a_callback_without_an_owner(store: JobStore, driver: Driver) -> None:
     """A job that never ran (a signal that timed out) has a callback that any sweep takes."""
     job_id = driver.submit(start=Status.WAITING, on_failure="m:f")
@@ -333,6 +347,7 @@ def test_a_callback_without_an_owner(store: JobStore, driver: Driver) -> None:
     assert take(store, "b") == [PendingCallback(job_id, 0, "on_failure", "m:f", "SignalTimeout")]
 
 
+@contract("CALLBACK-06")
 def test_both_callbacks_of_one_job_in_two_lives(store: JobStore, driver: Driver) -> None:
     """Callbacks are keyed by claim: a requeued job's second life adds its own."""
     job_id = driver.submit()
@@ -348,6 +363,7 @@ def test_both_callbacks_of_one_job_in_two_lives(store: JobStore, driver: Driver)
     ]
 
 
+@contract("DELETE-04")
 def test_a_deleted_job_has_no_callbacks(store: JobStore, driver: Driver) -> None:
     """Pending callbacks go with their job."""
     told = succeed_with_callback(driver, "a")

@@ -8,21 +8,20 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, SECOND, Driver, ids, new_job
+from conformance_tests.under_test import Time
 from ratchet.domain.ids import new_id
 from ratchet.domain.lifecycle import (
     CANCELABLE,
     HOLDS_BUSINESS_KEY,
     REPLACEABLE,
-    ROWS,
-    SETTLED,
-    TABLE,
     Status,
     Trigger,
 )
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
 from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
 from ratchet.spi.store import Inserted, JobStore, Refused, Selection, Settled
-from tests.store.harness import MINUTE, SECOND, Driver, SettableClock, ids, new_job
 
 APPLIED = {Trigger.PAUSE, Trigger.RESUME, Trigger.UNBLOCK, Trigger.REQUEUE, Trigger.SIGNAL}
 SETTLED_BY = set(Trigger) - APPLIED - {Trigger.CLAIM, Trigger.RECOVER}
@@ -36,7 +35,8 @@ def by_business_key(store: JobStore, key: str) -> UUID | None:
 # -- pause, resume, requeue -----------------------------------------------------------------------
 
 
-def test_pause_01_02_and_back(driver: Driver, clock: SettableClock) -> None:
+@contract("APPLY-01", needs=("clock",))
+def test_pause_01_02_and_back(driver: Driver, clock: Time) -> None:
     """Pause remembers where it came from; resume forgets it and keeps the original due time (F64)."""
     job = driver.drive(Status.PENDING)
     paused = driver.apply(Trigger.PAUSE, job.id)
@@ -50,6 +50,7 @@ def test_pause_01_02_and_back(driver: Driver, clock: SettableClock) -> None:
     assert ids(driver.claim().claims) == [job.id]
 
 
+@contract("APPLY-02")
 @pytest.mark.parametrize("trigger", sorted(APPLIED))
 def test_pause_04_retry_06_08_unknown_ids(store: JobStore, trigger: Trigger) -> None:
     """An unknown id is refused without a job, not an error."""
@@ -59,6 +60,7 @@ def test_pause_04_retry_06_08_unknown_ids(store: JobStore, trigger: Trigger) -> 
     assert (answer.job_id, answer.current) == (job_id, None)
 
 
+@contract("APPLY-03")
 @pytest.mark.parametrize("trigger", sorted(set(Trigger) - APPLIED))
 def test_apply_takes_only_its_own_triggers(store: JobStore, driver: Driver, trigger: Trigger) -> None:
     """A row that ends a claim or has consequences does not go by apply."""
@@ -68,6 +70,7 @@ def test_apply_takes_only_its_own_triggers(store: JobStore, driver: Driver, trig
     assert driver.job(job.id) == job
 
 
+@contract("SETTLE-01")
 @pytest.mark.parametrize("trigger", sorted(set(Trigger) - SETTLED_BY))
 def test_settle_takes_only_its_own_triggers(store: JobStore, driver: Driver, trigger: Trigger) -> None:
     """A row that ends no claim and has no consequences does not go by settle, alone or in a list."""
@@ -81,11 +84,7 @@ def test_settle_takes_only_its_own_triggers(store: JobStore, driver: Driver, tri
     assert driver.job(job.id) == job
 
 
-def test_the_two_doors_cover_the_table() -> None:
-    """Every row but claim and recover belongs to exactly one of apply and settle."""
-    assert {row.trigger for row in TABLE if row.consequences or row.ends} == SETTLED_BY | {Trigger.RECOVER}
-
-
+@contract("APPLY-04")
 @pytest.mark.parametrize("trigger", [Trigger.PAUSE, Trigger.CANCEL])
 def test_a_stale_version_is_refused(store: JobStore, driver: Driver, trigger: Trigger) -> None:
     """A change that insists on a version is refused at any other."""
@@ -100,7 +99,8 @@ def test_a_stale_version_is_refused(store: JobStore, driver: Driver, trigger: Tr
     assert not isinstance(answer, Refused)
 
 
-def test_retry_07_a_requeue_is_a_new_life(driver: Driver, clock: SettableClock) -> None:
+@contract("APPLY-05", needs=("clock",))
+def test_retry_07_a_requeue_is_a_new_life(driver: Driver, clock: Time) -> None:
     """Requeue clears attempts, crashes, error, result and timings and is due now; the history stays."""
     failed = driver.drive(Status.FAILED, eventful=True)
     assert failed.attempts == 2
@@ -119,6 +119,7 @@ def test_retry_07_a_requeue_is_a_new_life(driver: Driver, clock: SettableClock) 
     assert driver.claim_one(job.id).claim_seq == 4
 
 
+@contract("APPLY-06")
 def test_dual_03_requeue_takes_its_key_again(store: JobStore, driver: Driver) -> None:
     """After a requeue the key is held by the same job and refuses others."""
     job = driver.drive(Status.FAILED, business_key="k")
@@ -129,6 +130,7 @@ def test_dual_03_requeue_takes_its_key_again(store: JobStore, driver: Driver) ->
         store.insert([new_job(business_key="k")])
 
 
+@contract("APPLY-07")
 def test_requeue_of_a_key_in_use(store: JobStore, driver: Driver) -> None:
     """A requeue whose key is held raises, names the holder, and changes nothing."""
     failed = driver.drive(Status.FAILED, business_key="k")
@@ -140,7 +142,8 @@ def test_requeue_of_a_key_in_use(store: JobStore, driver: Driver) -> None:
     assert by_business_key(store, "k") == holder
 
 
-def test_a_signal_releases_a_waiting_job(driver: Driver, clock: SettableClock) -> None:
+@contract("APPLY-08", needs=("clock",))
+def test_a_signal_releases_a_waiting_job(driver: Driver, clock: Time) -> None:
     """A signal makes a waiting job due now and hands it the payload; a second one is refused."""
     job_id = driver.submit(start=Status.WAITING, delay=timedelta(hours=1))
     clock.advance(SECOND)
@@ -153,6 +156,7 @@ def test_a_signal_releases_a_waiting_job(driver: Driver, clock: SettableClock) -
 # -- business keys --------------------------------------------------------------------------------
 
 
+@contract("KEY-04")
 @pytest.mark.parametrize("status", list(Status))
 def test_bk_01_to_05_09_12_who_holds_a_key(store: JobStore, driver: Driver, status: Status) -> None:
     """An unsettled job holds its key and refuses others; a settled one has freed it at that moment."""
@@ -171,6 +175,7 @@ def test_bk_01_to_05_09_12_who_holds_a_key(store: JobStore, driver: Driver, stat
     assert driver.job(job.id).business_key == "k"
 
 
+@contract("KEY-05")
 def test_bk_07_08_a_key_is_held_through_a_pause(store: JobStore, driver: Driver) -> None:
     """Pause and resume keep the key throughout; cancel of a paused job frees it for a distinct one."""
     job_id = driver.submit(business_key="k")
@@ -182,6 +187,7 @@ def test_bk_07_08_a_key_is_held_through_a_pause(store: JobStore, driver: Driver)
     assert driver.submit(business_key="k") != job_id
 
 
+@contract("KEY-06")
 def test_bk_10_11_16_keys_are_apart(store: JobStore, driver: Driver) -> None:
     """Each key resolves to its own job; settling one leaves the other's alone; an unknown key is nobody's."""
     a = driver.drive(Status.RUNNING, business_key="a")
@@ -194,6 +200,7 @@ def test_bk_10_11_16_keys_are_apart(store: JobStore, driver: Driver) -> None:
 # -- cancel and replace ---------------------------------------------------------------------------
 
 
+@contract("SETTLE-02")
 @pytest.mark.parametrize("status", sorted(CANCELABLE))
 def test_dual_07_cancel_first(store: JobStore, driver: Driver, status: Status) -> None:
     """A canceled job is not claimed, its key is free, and a second cancel is refused."""
@@ -206,6 +213,7 @@ def test_dual_07_cancel_first(store: JobStore, driver: Driver, status: Status) -
     assert (canceled.ended_at, canceled.started_at) == (canceled.updated_at, None)
 
 
+@contract("SETTLE-03")
 @pytest.mark.parametrize("status", sorted(REPLACEABLE))
 def test_replace_moves_the_key(store: JobStore, driver: Driver, status: Status) -> None:
     """The new job takes over the business key in the same unit; the old one is CANCELED and names it."""
@@ -221,6 +229,7 @@ def test_replace_moves_the_key(store: JobStore, driver: Driver, status: Status) 
     assert ids(driver.claim().claims) == [new.id]
 
 
+@contract("SETTLE-04")
 def test_replace_by_the_same_or_another_key(store: JobStore, driver: Driver) -> None:
     """The new job may name the key just freed, or another that is free; then the old one's is free."""
     first = driver.submit(business_key="k")
@@ -231,6 +240,7 @@ def test_replace_by_the_same_or_another_key(store: JobStore, driver: Driver) -> 
     assert (by_business_key(store, "k"), by_business_key(store, "l")) == (None, other.id)
 
 
+@contract("SETTLE-05")
 def test_replace_without_any_key(store: JobStore, driver: Driver) -> None:
     """A job without a business key is replaced by one without."""
     old, new = driver.submit(), new_job()
@@ -238,6 +248,7 @@ def test_replace_without_any_key(store: JobStore, driver: Driver) -> None:
     assert driver.job(new.id).business_key is None
 
 
+@contract("SETTLE-06")
 @pytest.mark.parametrize("refused", ["business", "idempotency", "id"])
 def test_a_replacement_that_cannot_be_inserted(store: JobStore, driver: Driver, refused: str) -> None:
     """A held business key, a taken idempotency key or a stored id raises; the old job is unchanged."""
@@ -257,6 +268,7 @@ def test_a_replacement_that_cannot_be_inserted(store: JobStore, driver: Driver, 
     assert sum(store.counts().values()) == 2
 
 
+@contract("SETTLE-07")
 @pytest.mark.parametrize("status", sorted(set(Status) - REPLACEABLE))
 def test_not_replaceable(store: JobStore, driver: Driver, status: Status) -> None:
     """Of a running or settled job a replacement is refused, and the new job does not exist."""
@@ -269,6 +281,7 @@ def test_not_replaceable(store: JobStore, driver: Driver, status: Status) -> Non
     assert store.get(new.id) is None
 
 
+@contract("SETTLE-08")
 def test_term_04_a_settlement_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
     """If one effect cannot be resolved nothing is written: no field, key, history row, job or callback."""
     driver.drive(Status.WAITING, business_key="held")
@@ -293,6 +306,7 @@ def test_term_04_a_settlement_is_all_or_nothing(store: JobStore, driver: Driver)
     assert len(store.take_callbacks("x", grace=timedelta(), limit=9)) == 1
 
 
+@contract("MANY-01")
 @pytest.mark.parametrize("taken", ["business", "idempotency"])
 def test_in_a_list_a_conflict_is_one_refusal(store: JobStore, driver: Driver, taken: str) -> None:
     """An entry of settle_many whose job cannot be submitted is refused; the outcomes beside it are kept."""
@@ -311,6 +325,7 @@ def test_in_a_list_a_conflict_is_one_refusal(store: JobStore, driver: Driver, ta
     assert list(store.history(jobs[1].id)) == []
 
 
+@contract("MANY-02")
 def test_one_refused_entry_leaves_the_others(store: JobStore, driver: Driver) -> None:
     """In settle_many a stale or unknown entry is refused in its place; all others are applied."""
     jobs = [driver.drive(Status.RUNNING) for _ in range(3)]
@@ -331,6 +346,7 @@ def test_one_refused_entry_leaves_the_others(store: JobStore, driver: Driver) ->
 LITERAL_TAGS = ["100%", "_", "%", "*", ".*", "a.b", "axb", "$set", "a", "[a]", "a\\", "é"]
 
 
+@contract("FIND-15")
 @pytest.mark.field_case("F37")
 @pytest.mark.parametrize("tag", LITERAL_TAGS)
 def test_f37_tags_and_keys_match_literally(store: JobStore, driver: Driver, tag: str) -> None:
@@ -351,6 +367,7 @@ def test_f37_tags_and_keys_match_literally(store: JobStore, driver: Driver, tag:
         assert store.count(selection) == 1
 
 
+@contract("BULK-01")
 def test_bulk_22_23_cancel_by_tag(store: JobStore, driver: Driver) -> None:
     """A page of ids by tag, then settle_many: PENDING, PAUSED and WAITING are canceled, nothing else."""
     tag = frozenset({"t%"})
@@ -367,7 +384,8 @@ def test_bulk_22_23_cancel_by_tag(store: JobStore, driver: Driver) -> None:
     assert list(store.find(Selection(tags=tag, statuses=CANCELABLE)).jobs) == []
 
 
-def test_retry_09_bulk_requeue(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("BULK-02", needs=("clock",))
+def test_retry_09_bulk_requeue(store: JobStore, driver: Driver, clock: Time) -> None:
     """Of the FAILED jobs of a filter the oldest up to the limit get a new life; nothing else moves."""
     a = [driver.drive(Status.FAILED, tags=frozenset({"a"})) for _ in range(3)]
     b = driver.drive(Status.FAILED, tags=frozenset({"b"}))
@@ -382,6 +400,7 @@ def test_retry_09_bulk_requeue(store: JobStore, driver: Driver, clock: SettableC
     assert [driver.job(job.id) for job in (a[2], b, other)] == [a[2], b, other]
 
 
+@contract("BULK-03")
 def test_retry_10_bulk_requeue_is_narrowed_to_failed(store: JobStore, driver: Driver) -> None:
     """Statuses of the filter are intersected with FAILED."""
     failed = driver.drive(Status.FAILED)
@@ -393,6 +412,7 @@ def test_retry_10_bulk_requeue_is_narrowed_to_failed(store: JobStore, driver: Dr
     assert driver.job(waiting.id) == waiting
 
 
+@contract("BULK-04")
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 def test_retry_12_bulk_limits(store: JobStore, limit: int) -> None:
     """A limit outside 1 to 1000 is a usage error."""
@@ -400,6 +420,7 @@ def test_retry_12_bulk_limits(store: JobStore, limit: int) -> None:
         store.apply_where(Selection(), Trigger.REQUEUE, limit=limit)
 
 
+@contract("BULK-05")
 @pytest.mark.parametrize("trigger", sorted(set(Trigger) - {Trigger.REQUEUE, Trigger.SIGNAL}))
 def test_bulk_does_only_requeue(store: JobStore, trigger: Trigger) -> None:
     """No other row is applied in bulk."""
@@ -407,6 +428,7 @@ def test_bulk_does_only_requeue(store: JobStore, trigger: Trigger) -> None:
         store.apply_where(Selection(), trigger, limit=1)
 
 
+@contract("BULK-06")
 @pytest.mark.field_case("F73")
 def test_f73_abort_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
     """With abort one key in use raises with every conflict, and no job is requeued (F73)."""
@@ -419,6 +441,7 @@ def test_f73_abort_is_all_or_nothing(store: JobStore, driver: Driver) -> None:
     assert [driver.job(job.id) for job in (free, *held)] == [free, *held]
 
 
+@contract("BULK-07")
 @pytest.mark.field_case("F73")
 def test_f73_skip_names_what_it_left(store: JobStore, driver: Driver) -> None:
     """With skip, jobs whose key is in use stay FAILED and are named with the reason (F73)."""
@@ -433,6 +456,7 @@ def test_f73_skip_names_what_it_left(store: JobStore, driver: Driver) -> None:
     assert by_business_key(store, "b") == free.id
 
 
+@contract("BULK-08")
 @pytest.mark.field_case("F73")
 def test_f73_two_failed_jobs_of_one_key(store: JobStore, driver: Driver) -> None:
     """Of two FAILED jobs with one key only the older gets it back."""
@@ -444,6 +468,7 @@ def test_f73_two_failed_jobs_of_one_key(store: JobStore, driver: Driver) -> None
     assert (list(answer.ids), list(answer.skipped)) == ([first.id], [second.id])
 
 
+@contract("BULK-09")
 @pytest.mark.field_case("F73")
 def test_f73_conflicts_do_not_block_a_page(store: JobStore, driver: Driver) -> None:
     """The limit counts what is requeued, so that conflicts at the head cannot stop a bulk retry (F73)."""
@@ -456,7 +481,8 @@ def test_f73_conflicts_do_not_block_a_page(store: JobStore, driver: Driver) -> N
     assert list(answer.ids) == free
 
 
-def test_bulk_requeue_by_error_and_age(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("BULK-10", needs=("clock",))
+def test_bulk_requeue_by_error_and_age(store: JobStore, driver: Driver, clock: Time) -> None:
     """The filter's error text and time range narrow a bulk requeue."""
     old = driver.drive(Status.FAILED)
     clock.advance(MINUTE)
@@ -467,9 +493,3 @@ def test_bulk_requeue_by_error_and_age(store: JobStore, driver: Driver, clock: S
     assert list(answer.ids) == [old.id]
     answer = store.apply_where(Selection(error="Error: 100%"), Trigger.REQUEUE, limit=9)
     assert list(answer.ids) == [claim.job_id]
-
-
-def test_settled_is_not_final() -> None:
-    """FAILED is settled and can be requeued; the two other settled states have no way out."""
-    sources = {status for row in TABLE for status in row.sources}
-    assert SETTLED & sources == {Status.FAILED} == set(ROWS[Trigger.REQUEUE].sources)

@@ -24,6 +24,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import START, ids, new_job
+from conformance_tests.under_test import UnderTest
 from ratchet.defaults.memory import MemoryStore
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Claim, Job, JobType
@@ -50,7 +53,6 @@ from ratchet.spi.store import (
     Selected,
     Selection,
 )
-from tests.store.harness import START, StoreHarness, ids, new_job
 
 T = TypeVar("T")
 MS = timedelta(milliseconds=1)
@@ -143,11 +145,11 @@ def step(weight: int, **arguments: st.SearchStrategy[Any]) -> Callable[[T], T]:
 class Stores(RuleBasedStateMachine):
     """Two stores that are told the same by the same nodes."""
 
-    def __init__(self, harness: StoreHarness) -> None:
+    def __init__(self, under_test: UnderTest) -> None:
         super().__init__()
-        harness.reset()
-        self.clock = harness.clock
-        self.handles = [harness.open() for _ in NODES]
+        under_test.reset()
+        self.handles = [under_test.open() for _ in NODES]
+        self.clock = under_test.time(self.handles[0])
         self.oracle = MemoryStore(clock=self.clock)
         self.jobs: list[UUID] = []
         self.claims: list[Claim] = []
@@ -378,8 +380,8 @@ class Stores(RuleBasedStateMachine):
     @invariant()
     def same(self) -> None:
         jobs = self.all_jobs()
-        under_test = self.handles[0]
-        assert sorted(under_test.get_many(self.jobs), key=lambda job: job.id) == sorted(
+        tested = self.handles[0]
+        assert sorted(tested.get_many(self.jobs), key=lambda job: job.id) == sorted(
             jobs, key=lambda job: job.id
         )
         counted = Counter(job.status for job in jobs)
@@ -388,7 +390,7 @@ class Stores(RuleBasedStateMachine):
             if job.status is Status.RUNNING:
                 running[str(job.picked_by)].append((job.id, job.claim_seq))
         holders = {job.business_key: job.id for job in jobs if job.status in HOLDS_BUSINESS_KEY}
-        for store in (self.oracle, under_test):
+        for store in (self.oracle, tested):
             assert store.counts() == {status: counted[status] for status in Status}
             for node, held in running.items():
                 assert sorted(store.held(node)) == sorted(held)
@@ -396,7 +398,7 @@ class Stores(RuleBasedStateMachine):
                 found = store.find_by_key(business=key)
                 assert (found and found.id) == holders.get(key)
         for key in ("k", "l"):
-            assert under_test.find_by_key(idempotency=key) == self.oracle.find_by_key(idempotency=key)
+            assert tested.find_by_key(idempotency=key) == self.oracle.find_by_key(idempotency=key)
 
     @invariant()
     def history(self) -> None:
@@ -425,13 +427,14 @@ def _nonzero(counts: Any) -> dict[Any, int]:
     return {key: count for key, count in counts.items() if count}
 
 
+@contract("MODEL-01")
 @pytest.mark.timeout(400)  # finding the shortest failing sequence takes minutes
-def test_any_sequence_of_calls(harness: StoreHarness) -> None:
+def test_any_sequence_of_calls(under_test: UnderTest) -> None:
     """Whatever several nodes ask, the store answers as the rules and the memory store say, step by step."""
     run_state_machine_as_test(
-        cast("type[Stores]", partial(Stores, harness)),  # it calls it, once for each example
+        cast("type[Stores]", partial(Stores, under_test)),  # it calls it, once for each example
         settings=settings(
-            max_examples=200 if harness.name == "memory" else 60,
+            max_examples=under_test.paced(least=60, most=200, unit=200),
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),

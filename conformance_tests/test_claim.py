@@ -9,25 +9,17 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, SECOND, START, Driver, at_once, ids, new_job, request, returned
+from conformance_tests.under_test import Time
 from ratchet.domain.job import Claim, JobType
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.priority import Priority
 from ratchet.spi.store import JobStore
-from tests.store.harness import (
-    MINUTE,
-    SECOND,
-    START,
-    Driver,
-    SettableClock,
-    at_once,
-    ids,
-    new_job,
-    request,
-    returned,
-)
 
 
-def test_claim_01_03_04_09_claims_are_stamped(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-01", needs=("clock",))
+def test_claim_01_03_04_09_claims_are_stamped(store: JobStore, driver: Driver, clock: Time) -> None:
     """Due jobs become RUNNING under the claiming node, stamped with store time; the next node gets none."""
     assert driver.claim().claims == []
     made = [driver.submit() for _ in range(2)]
@@ -41,6 +33,7 @@ def test_claim_01_03_04_09_claims_are_stamped(store: JobStore, driver: Driver, c
     assert driver.claim("node-2").claims == []
 
 
+@contract("CLAIM-02")
 def test_claim_02_limit(driver: Driver) -> None:
     """A claim takes at most its limit, says whether more is due, and 0 takes none."""
     made = [driver.submit() for _ in range(3)]
@@ -51,6 +44,7 @@ def test_claim_02_limit(driver: Driver) -> None:
     assert (ids(rest.claims), rest.more) == (made[2:], False)
 
 
+@contract("CLAIM-08")
 @pytest.mark.parametrize("status", sorted(set(Status) - {Status.PENDING}))
 def test_claim_08_dual_05_06_eligibility(driver: Driver, status: Status) -> None:
     """Only a PENDING job is claimed."""
@@ -59,7 +53,8 @@ def test_claim_08_dual_05_06_eligibility(driver: Driver, status: Status) -> None
     assert (answer.claims, answer.more, answer.next_due) == ([], False, None)
 
 
-def test_claim_06_07_order(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-06", needs=("clock",))
+def test_claim_06_07_order(driver: Driver, clock: Time) -> None:
     """The list is ordered by priority, then due time, then id, however the jobs were inserted."""
     rows = [
         (priority, START + due * SECOND)
@@ -71,7 +66,8 @@ def test_claim_06_07_order(driver: Driver, clock: SettableClock) -> None:
     assert ids(driver.claim().claims) == [job_id for _, _, job_id in sorted(made)]
 
 
-def test_claim_order_takes_the_best_even_beyond_the_limit(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-07", needs=("clock",))
+def test_claim_order_takes_the_best_even_beyond_the_limit(driver: Driver, clock: Time) -> None:
     """With more due than fits, what is taken is the head of the order over all executors."""
     made = []
     for number, executor in enumerate(["threads", "async", "processes"] * 4):
@@ -84,6 +80,7 @@ def test_claim_order_takes_the_best_even_beyond_the_limit(driver: Driver, clock:
     assert ids(driver.claim(limit=50).claims) == expected[5:]
 
 
+@contract("CLAIM-22")
 def test_a_claim_returns_to_its_place(driver: Driver) -> None:
     """A released job keeps its due time, so it is claimed before later ones."""
     made = [driver.submit() for _ in range(3)]
@@ -92,7 +89,8 @@ def test_a_claim_returns_to_its_place(driver: Driver) -> None:
     assert ids(driver.claim().claims) == made
 
 
-def test_ageing_lifts_by_whole_intervals(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-23", needs=("clock",))
+def test_ageing_lifts_by_whole_intervals(driver: Driver, clock: Time) -> None:
     """LOW overtakes NORMAL of the same moment never, fresh NORMAL at exactly one interval (F56)."""
     low = driver.submit(priority=Priority.LOW)
     clock.advance(15 * MINUTE - timedelta(milliseconds=1))
@@ -103,7 +101,8 @@ def test_ageing_lifts_by_whole_intervals(driver: Driver, clock: SettableClock) -
     assert ids(driver.claim(limit=2).claims) == [low, later]
 
 
-def test_without_ageing_priority_is_strict(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-24", needs=("clock",))
+def test_without_ageing_priority_is_strict(driver: Driver, clock: Time) -> None:
     """A boost interval of 0 switches ageing off (F56)."""
     low = driver.submit(priority=Priority.LOWEST, at=START - timedelta(days=3650))
     high = driver.submit(priority=Priority.LOW)
@@ -111,6 +110,7 @@ def test_without_ageing_priority_is_strict(driver: Driver, clock: SettableClock)
     assert ids(driver.claim(boost_interval=timedelta()).claims) == [high, low]
 
 
+@contract("CLAIM-25", needs=("clock",))
 @pytest.mark.field_case("F56")
 def test_f56_an_old_due_time_does_not_overflow(driver: Driver) -> None:
     """A due time long past, and the smallest interval, still order."""
@@ -119,8 +119,9 @@ def test_f56_an_old_due_time_does_not_overflow(driver: Driver) -> None:
     assert ids(driver.claim(boost_interval=timedelta(milliseconds=1)).claims) == [old, urgent]
 
 
+@contract("CLAIM-26", needs=("clock",))
 @pytest.mark.field_case("F56")
-def test_f56_starvation_ends_at_45_minutes(driver: Driver, clock: SettableClock) -> None:
+def test_f56_starvation_ends_at_45_minutes(driver: Driver, clock: Time) -> None:
     """Under a steady flow of HIGH work a LOWEST job starts at the first free slot after 45:00."""
     low = driver.submit(priority=Priority.LOWEST)
     for _ in range(2):
@@ -137,8 +138,9 @@ def test_f56_starvation_ends_at_45_minutes(driver: Driver, clock: SettableClock)
     pytest.fail("the LOWEST job never ran")
 
 
+@contract("CLAIM-27", needs=("clock",))
 @pytest.mark.field_case("F56")
-def test_f56_without_boost_it_waits(driver: Driver, clock: SettableClock) -> None:
+def test_f56_without_boost_it_waits(driver: Driver, clock: Time) -> None:
     """With ageing off the LOWEST job does not run in 3 hours, and right after the flow ends it does."""
     low = driver.submit(priority=Priority.LOWEST)
     driver.submit(priority=Priority.HIGH)
@@ -151,6 +153,7 @@ def test_f56_without_boost_it_waits(driver: Driver, clock: SettableClock) -> Non
     assert ids(driver.claim(boost_interval=timedelta()).claims)[-1] == low
 
 
+@contract("CLAIM-10")
 @pytest.mark.parametrize("nodes", [3, 8])
 def test_claim_10_concurrent_claimers(
     store: JobStore, open_another: Callable[[], JobStore], nodes: int
@@ -168,6 +171,7 @@ def test_claim_10_concurrent_claimers(
     assert sorted(claim.job_id for claim in got) == sorted(job.id for job in jobs)
 
 
+@contract("CLAIM-21")
 def test_claim_21_claims_are_numbered(driver: Driver) -> None:
     """Each claim of a job has a newer number, also for the same node."""
     job_id = driver.submit()
@@ -189,6 +193,7 @@ def tagged(driver: Driver) -> dict[str, UUID]:
     }  # fmt: skip
 
 
+@contract("CLAIM-12")
 @pytest.mark.parametrize(
     ("require", "exclude", "names"),
     [
@@ -219,6 +224,7 @@ def test_claim_12_to_16_tags(
     assert ids(driver.claim().claims) == others
 
 
+@contract("CLAIM-11")
 def test_claim_11_types(driver: Driver) -> None:
     """A type filter takes only these types; without one all that can be claimed."""
     made = {kind: driver.submit(type=kind) for kind in JobType}
@@ -228,6 +234,7 @@ def test_claim_11_types(driver: Driver) -> None:
     assert ids(driver.claim().claims) == rest
 
 
+@contract("CLAIM-28")
 def test_leave_out_is_by_pair(driver: Driver) -> None:
     """A (target, format) pair that is left out keeps other formats of the target, and other targets."""
     a1, a2, b1 = (driver.submit(target=t, format=f) for t, f in (("m:a", 1), ("m:a", 2), ("m:b", 1)))
@@ -235,6 +242,7 @@ def test_leave_out_is_by_pair(driver: Driver) -> None:
     assert ids(driver.claim().claims) == [a2]
 
 
+@contract("CLAIM-29")
 def test_filters_pass_over_any_number(store: JobStore, driver: Driver) -> None:
     """What is left out at the head does not hide what stands behind it, claim after claim."""
     store.insert([new_job(target="m:new") for _ in range(300)])
@@ -248,6 +256,7 @@ def test_filters_pass_over_any_number(store: JobStore, driver: Driver) -> None:
     assert len(driver.claim(limit=1000).claims) == 300
 
 
+@contract("CLAIM-17")
 def test_claim_17_to_20_executors_have_limits(driver: Driver) -> None:
     """Each executor's own limit holds; one that is absent or 0 gets nothing and is not counted as more."""
     made = {
@@ -267,6 +276,7 @@ def test_claim_17_to_20_executors_have_limits(driver: Driver) -> None:
 # -- what comes next ------------------------------------------------------------------------------
 
 
+@contract("CLAIM-30", needs=("clock",))
 def test_next_due_is_of_what_matches(driver: Driver) -> None:
     """The next due time is that of the same filters and of executors with a limit above 0."""
     driver.submit(at=START + 1 * MINUTE, tags=frozenset({"gpu"}))
@@ -285,7 +295,8 @@ def test_next_due_is_of_what_matches(driver: Driver) -> None:
     assert driver.claim(limits=only, types=singles, **filtered).next_due == START + 6 * MINUTE
 
 
-def test_next_due_follows_the_jobs(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-31", needs=("clock",))
+def test_next_due_follows_the_jobs(driver: Driver, clock: Time) -> None:
     """It moves with cancel, pause, retry and the passing of time; None when nothing is known."""
     assert driver.claim().next_due is None
     early, late = (driver.submit(delay=n * MINUTE) for n in (1, 2))
@@ -302,7 +313,8 @@ def test_next_due_follows_the_jobs(driver: Driver, clock: SettableClock) -> None
     assert driver.claim().next_due == clock.now() + 5 * SECOND
 
 
-def test_a_clock_that_steps_back_loses_nothing(driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-32", needs=("clock",))
+def test_a_clock_that_steps_back_loses_nothing(driver: Driver, clock: Time) -> None:
     """After the clock steps back a job is simply not due yet, and is claimed when it is (F58)."""
     job_id = driver.submit()
     clock.advance(-timedelta(hours=1))
@@ -312,9 +324,10 @@ def test_a_clock_that_steps_back_loses_nothing(driver: Driver, clock: SettableCl
     assert ids(driver.claim().claims) == [job_id]
 
 
+@contract("CLAIM-33", needs=("clock",))
 @pytest.mark.field_case("F16")
 def test_f16_a_long_delay_stays_unowned(
-    driver: Driver, open_another: Callable[[], JobStore], clock: SettableClock
+    driver: Driver, open_another: Callable[[], JobStore], clock: Time
 ) -> None:
     """A job delayed by 6 h is PENDING, unowned, at claim 0 before that, and claimed once after (F16)."""
     nodes = [Driver(open_another(), clock) for _ in range(8)]
@@ -331,6 +344,7 @@ def test_f16_a_long_delay_stays_unowned(
     assert claims[0].picked_at == START + timedelta(hours=6)
 
 
+@contract("HELD-01")
 def test_held_names_running_claims_of_one_incarnation(store: JobStore, driver: Driver) -> None:
     """Held answers the claims that an incarnation holds now, and of nobody else."""
     first, second, third = (driver.submit() for _ in range(3))
@@ -346,6 +360,7 @@ def test_held_names_running_claims_of_one_incarnation(store: JobStore, driver: D
     assert list(store.held("a")) == [(third, 2)]
 
 
+@contract("CLAIM-34")
 @pytest.mark.field_case("F57")
 def test_f57_future_and_settled_jobs_cost_nothing_to_see_past(store: JobStore, driver: Driver) -> None:
     """Among thousands of future, settled and running jobs exactly the due ones are claimed, once each."""
@@ -363,6 +378,7 @@ def test_f57_future_and_settled_jobs_cost_nothing_to_see_past(store: JobStore, d
     assert calls <= 14
 
 
+@contract("CLAIM-35")
 def test_unknown_executors_wait(driver: Driver) -> None:
     """A job of an executor that a node has not got waits for one that has."""
     job_id = driver.submit(executor="elsewhere")

@@ -9,13 +9,15 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, PENDING_LAST, SECOND, START, Driver, ids, new_job
+from conformance_tests.under_test import Time
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Job, JobType
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.priority import Priority
 from ratchet.errors import UsageError
 from ratchet.spi.store import JobStore, Order, Selection
-from tests.store.harness import MINUTE, PENDING_LAST, SECOND, START, Driver, SettableClock, ids, new_job
 
 ORDERS: Sequence[Order] = get_args(Order)
 
@@ -30,6 +32,7 @@ def found(store: JobStore, **fields: Any) -> list[UUID]:
 # -- selections -----------------------------------------------------------------------------------
 
 
+@contract("FIND-01")
 def test_q_01_status(store: JobStore, driver: Driver) -> None:
     """One state, several, none that occurs, and no filter at all (Q-12)."""
     made = {status: driver.drive(status).id for status in PENDING_LAST}
@@ -42,6 +45,7 @@ def test_q_01_status(store: JobStore, driver: Driver) -> None:
     assert found(store, statuses=frozenset({Status.CANCELED})) == []
 
 
+@contract("FIND-02")
 def test_q_02_03_04_07_fields(store: JobStore, driver: Driver) -> None:
     """Priority, type, business key and principal narrow exactly; together they narrow further."""
     high = driver.submit(priority=Priority.HIGH, principal="alice", business_key="k")
@@ -56,6 +60,7 @@ def test_q_02_03_04_07_fields(store: JobStore, driver: Driver) -> None:
     assert found(store, principal="alice", priorities=frozenset({Priority.NORMAL})) == [branch]
 
 
+@contract("FIND-03")
 def test_a_settled_job_is_found_by_the_key_it_held(store: JobStore, driver: Driver) -> None:
     """Every job that ever held the key is found by it."""
     first = driver.drive(Status.SUCCEEDED, business_key="k").id
@@ -63,6 +68,7 @@ def test_a_settled_job_is_found_by_the_key_it_held(store: JobStore, driver: Driv
     assert found(store, business_key="k") == sorted([first, second])
 
 
+@contract("FIND-04")
 def test_q_05_tags(store: JobStore, driver: Driver) -> None:
     """All given tags are needed; an unknown one matches nothing."""
     a, ab = driver.submit(tags=frozenset({"a"})), driver.submit(tags=frozenset({"a", "b"}))
@@ -71,6 +77,7 @@ def test_q_05_tags(store: JobStore, driver: Driver) -> None:
     assert found(store, tags=frozenset({"a", "c"})) == []
 
 
+@contract("FIND-05")
 def test_ids(store: JobStore, driver: Driver) -> None:
     """Known ids among the given ones, narrowed by whatever else is given."""
     made = [driver.submit() for _ in range(3)]
@@ -79,6 +86,7 @@ def test_ids(store: JobStore, driver: Driver) -> None:
     assert found(store, ids=frozenset(made), statuses=frozenset({Status.PAUSED})) == []
 
 
+@contract("FIND-06")
 def test_text_of_target_and_error(store: JobStore, driver: Driver) -> None:
     """Parts of the target and of the last error, case and all, taken literally."""
     claim = driver.claim_one(driver.submit(target="shop.jobs:Charge_card"))
@@ -91,7 +99,8 @@ def test_text_of_target_and_error(store: JobStore, driver: Driver) -> None:
     assert found(store, error="a_b") == found(store, error="keyerror") == []
 
 
-def test_q_08_time_ranges(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("FIND-07", needs=("clock",))
+def test_q_08_time_ranges(store: JobStore, driver: Driver, clock: Time) -> None:
     """Ranges include their start and exclude their end; an unsettled job has no end."""
     made = []
     for number in range(3):
@@ -112,7 +121,7 @@ def test_q_08_time_ranges(store: JobStore, driver: Driver, clock: SettableClock)
 
 
 @pytest.fixture
-def varied(store: JobStore, driver: Driver, clock: SettableClock) -> list[Job]:
+def varied(store: JobStore, driver: Driver, clock: Time) -> list[Job]:
     """Jobs with equal and different creation, due and end times, in every order of ids."""
     for number in range(24):
         if number % 3 == 0:
@@ -140,6 +149,7 @@ def sort_key(order: Order, job: Job) -> tuple[float, UUID]:
     return since[order], job.id
 
 
+@contract("FIND-08", needs=("clock",))
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("limit", [1, 7, 30, 31])
 def test_q_09_10_13_pages(store: JobStore, varied: list[Job], order: Order, limit: int) -> None:
@@ -156,6 +166,7 @@ def test_q_09_10_13_pages(store: JobStore, varied: list[Job], order: Order, limi
     assert seen == ids(sorted(varied, key=lambda job: sort_key(order, job)))
 
 
+@contract("FIND-09", needs=("clock",))
 def test_q_10_the_default_is_newest_first(store: JobStore, varied: list[Job]) -> None:
     """Without an order: created descending, then id ascending, at most 100."""
     assert ids(store.find(Selection()).jobs) == ids(
@@ -165,6 +176,7 @@ def test_q_10_the_default_is_newest_first(store: JobStore, varied: list[Job]) ->
     assert len(store.find(Selection()).jobs) == 100
 
 
+@contract("FIND-10", needs=("clock",))
 def test_pages_narrow(store: JobStore, varied: list[Job]) -> None:
     """A cursor goes on within the selection that it came from."""
     canceled = Selection(statuses=frozenset({Status.CANCELED}))
@@ -175,6 +187,7 @@ def test_pages_narrow(store: JobStore, varied: list[Job]) -> None:
     assert rest.cursor is None
 
 
+@contract("FIND-11", needs=("clock",))
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cursor_survives_its_row(store: JobStore, varied: list[Job], order: Order) -> None:
     """The job at which a page ended may be gone; the next page goes on behind its place."""
@@ -185,6 +198,7 @@ def test_a_cursor_survives_its_row(store: JobStore, varied: list[Job], order: Or
     assert ids(store.find(settled, order=order, cursor=first.cursor).jobs) == whole[4:]
 
 
+@contract("FIND-12")
 @pytest.mark.parametrize("limit", [0, -1, 1001])
 def test_page_limits(store: JobStore, limit: int) -> None:
     """A limit outside 1 to 1000 is a usage error."""
@@ -192,6 +206,7 @@ def test_page_limits(store: JobStore, limit: int) -> None:
         store.find(Selection(), limit=limit)
 
 
+@contract("FIND-13")
 @pytest.mark.parametrize("cursor", ["", "x", "a:b:c:d", "memory:id_asc:0:x", "é", "eyJhIjoxfQ==", "1|2"])
 def test_foreign_cursors(store: JobStore, cursor: str) -> None:
     """A cursor that this store did not make is a usage error."""
@@ -199,6 +214,7 @@ def test_foreign_cursors(store: JobStore, cursor: str) -> None:
         store.find(Selection(), cursor=cursor)
 
 
+@contract("FIND-14", needs=("clock",))
 def test_a_cursor_of_another_order(store: JobStore, varied: list[Job]) -> None:
     """A cursor goes on only in the order in which it began."""
     cursor = store.find(Selection(), order="created_desc", limit=2).cursor
@@ -211,7 +227,8 @@ def test_a_cursor_of_another_order(store: JobStore, varied: list[Job]) -> None:
 # -- health ---------------------------------------------------------------------------------------
 
 
-def test_an_empty_queue_is_healthy(store: JobStore, clock: SettableClock) -> None:
+@contract("HEALTH-01", needs=("clock",))
+def test_an_empty_queue_is_healthy(store: JobStore, clock: Time) -> None:
     """Nothing to tell: zeros, and None where there is no value."""
     health = store.health(window=MINUTE)
     assert (health.now, health.window, dict(health.by_status)) == (
@@ -225,6 +242,7 @@ def test_an_empty_queue_is_healthy(store: JobStore, clock: SettableClock) -> Non
     assert (health.p50, health.p95, health.p99) == (None, None, None)
 
 
+@contract("HEALTH-02")
 def test_an_01_02_03_counts(store: JobStore, driver: Driver) -> None:
     """By status all jobs; by priority and type only what is pending."""
     driver.drive(Status.SUCCEEDED)
@@ -240,7 +258,8 @@ def test_an_01_02_03_counts(store: JobStore, driver: Driver) -> None:
     assert by_type == {JobType.BATCH_CHILD: 2, JobType.SINGLE: 1}
 
 
-def test_the_oldest_due_job(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("HEALTH-03", needs=("clock",))
+def test_the_oldest_due_job(store: JobStore, driver: Driver, clock: Time) -> None:
     """The age is since the earliest due time among jobs that wait for a claim; a future one has none."""
     driver.submit(delay=timedelta(hours=1))
     driver.submit(start=Status.WAITING, at=START - timedelta(days=9))
@@ -252,7 +271,8 @@ def test_the_oldest_due_job(store: JobStore, driver: Driver, clock: SettableCloc
     assert store.health(window=MINUTE).oldest_due_age == MINUTE + SECOND
 
 
-def test_throughput_and_durations(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("HEALTH-04", needs=("clock",))
+def test_throughput_and_durations(store: JobStore, driver: Driver, clock: Time) -> None:
     """Rate, success share and percentiles are of what settled as SUCCEEDED or FAILED in the window."""
 
     def settle(trigger: Trigger, seconds: int) -> None:

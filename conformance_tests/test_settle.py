@@ -7,12 +7,14 @@ from datetime import timedelta
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, SECOND, START, Driver
+from conformance_tests.under_test import Time
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import LATEST, ROWS, AttemptEnd, Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.spi.store import JobStore, RecoverRequest, Refused, SettleAnswer, Settled
-from tests.store.harness import MINUTE, SECOND, START, Driver, SettableClock
 
 ENDS = [trigger for trigger, row in ROWS.items() if row.fenced and trigger is not Trigger.RECOVER]
 MS = timedelta(milliseconds=1)
@@ -36,7 +38,8 @@ def end(store: JobStore, claim: Claim, trigger: Trigger, claim_seq: int | None =
 # -- outcomes -------------------------------------------------------------------------------------
 
 
-def test_term_10_11_succeed(driver: Driver, clock: SettableClock) -> None:
+@contract("SETTLE-09", needs=("clock",))
+def test_term_10_11_succeed(driver: Driver, clock: Time) -> None:
     """Success stores result and timings: end = now - age, start = end - duration, wait = start - due."""
     claim = driver.claim_one(driver.submit())
     clock.advance(10 * SECOND)
@@ -51,6 +54,7 @@ def test_term_10_11_succeed(driver: Driver, clock: SettableClock) -> None:
     assert answer == Settled(job.id, Status.SUCCEEDED, 2, clock.now(), START, 7 * SECOND)
 
 
+@contract("SETTLE-10")
 def test_term_11_a_success_without_a_result(driver: Driver) -> None:
     """No result text stays no result."""
     claim = driver.claim_one(driver.submit())
@@ -58,6 +62,7 @@ def test_term_11_a_success_without_a_result(driver: Driver) -> None:
     assert driver.job(claim.job_id).result is None
 
 
+@contract("SETTLE-11")
 @pytest.mark.parametrize(("given", "stored"), [(None, 2), (3, 3), (0, 0)])
 def test_term_02_12_13_fail(driver: Driver, given: int | None, stored: int) -> None:
     """A failure stores the given attempts, or keeps what it has; start, end and duration are set."""
@@ -72,7 +77,8 @@ def test_term_02_12_13_fail(driver: Driver, given: int | None, stored: int) -> N
     assert job.ended_at - job.started_at == job.duration == SECOND
 
 
-def test_term_14_15_cancel_running(driver: Driver, clock: SettableClock) -> None:
+@contract("SETTLE-12", needs=("clock",))
+def test_term_14_15_cancel_running(driver: Driver, clock: Time) -> None:
     """Cancelling a running job stamps the end and the time since its claim."""
     job = driver.drive(Status.RUNNING)
     clock.advance(3 * SECOND)
@@ -84,7 +90,8 @@ def test_term_14_15_cancel_running(driver: Driver, clock: SettableClock) -> None
     assert canceled.duration == canceled.ended_at - (job.picked_at or canceled.ended_at)
 
 
-def test_retry_03_a_retry_is_charged_and_due_later(driver: Driver, clock: SettableClock) -> None:
+@contract("SETTLE-13", needs=("clock",))
+def test_retry_03_a_retry_is_charged_and_due_later(driver: Driver, clock: Time) -> None:
     """Retry counts the attempt, keeps the error, clears the claim and is due at store time + delay."""
     claim = driver.claim_one(driver.submit())
     clock.advance(SECOND)
@@ -97,6 +104,7 @@ def test_retry_03_a_retry_is_charged_and_due_later(driver: Driver, clock: Settab
     assert driver.claim().claims == []
 
 
+@contract("SETTLE-14", needs=("clock",))
 @pytest.mark.parametrize(
     ("delay", "due"),
     [
@@ -108,7 +116,7 @@ def test_retry_03_a_retry_is_charged_and_due_later(driver: Driver, clock: Settab
 )
 @pytest.mark.parametrize("trigger", [Trigger.RETRY, Trigger.DEFER])
 def test_delays_are_from_store_time(
-    driver: Driver, clock: SettableClock, trigger: Trigger, delay: timedelta, due: object
+    driver: Driver, clock: Time, trigger: Trigger, delay: timedelta, due: object
 ) -> None:
     """A delay counts from store time, rounded up to a millisecond; a negative one is now; the longest clamp."""
     claim = driver.claim_one(driver.submit())
@@ -117,8 +125,9 @@ def test_delays_are_from_store_time(
     assert driver.job(claim.job_id).scheduled_time == due
 
 
+@contract("SETTLE-15", needs=("clock",))
 @pytest.mark.parametrize("trigger", [Trigger.DEFER, Trigger.RELEASE])
-def test_defer_and_release_charge_nothing(driver: Driver, clock: SettableClock, trigger: Trigger) -> None:
+def test_defer_and_release_charge_nothing(driver: Driver, clock: Time, trigger: Trigger) -> None:
     """Without a delay the due time is kept, the job is claimable at once, and nothing is counted."""
     job_id = driver.submit()
     clock.advance(MINUTE)
@@ -129,7 +138,8 @@ def test_defer_and_release_charge_nothing(driver: Driver, clock: SettableClock, 
     assert driver.claim_one(job_id, "node-2").claim_seq == 2
 
 
-def test_durations_are_never_negative(driver: Driver, clock: SettableClock) -> None:
+@contract("SETTLE-16", needs=("clock",))
+def test_durations_are_never_negative(driver: Driver, clock: Time) -> None:
     """After the clock jumps back an hour under a running job its timings are at least 0 (F58)."""
     claim = driver.claim_one(driver.submit())
     clock.advance(-timedelta(hours=1))
@@ -143,7 +153,8 @@ def test_durations_are_never_negative(driver: Driver, clock: SettableClock) -> N
 # -- history --------------------------------------------------------------------------------------
 
 
-def test_aud_history_is_one_row_for_each_ended_claim(driver: Driver, clock: SettableClock) -> None:
+@contract("HISTORY-01", needs=("clock",))
+def test_aud_history_is_one_row_for_each_ended_claim(driver: Driver, clock: Time) -> None:
     """Every way in which a claim can end leaves one row, in order of claims, and none changes later."""
     job_id = driver.submit(max_retries=9)
     steps: list[tuple[Trigger, AttemptEnd, dict[str, object]]] = [
@@ -181,6 +192,7 @@ def test_aud_history_is_one_row_for_each_ended_claim(driver: Driver, clock: Sett
     assert list(driver.store.history(job_id)) == seen
 
 
+@contract("HISTORY-02")
 def test_aud_06_histories_are_per_job(store: JobStore, driver: Driver) -> None:
     """A job's history has no other job's rows; a running claim, and an unknown job, has none yet."""
     first, second = driver.drive(Status.FAILED), driver.drive(Status.RUNNING)
@@ -237,6 +249,7 @@ OVERTAKEN: dict[str, Overtaken] = {
 }
 
 
+@contract("FENCE-01")
 @pytest.mark.parametrize("trigger", ENDS)
 @pytest.mark.parametrize("overtaken", OVERTAKEN)
 def test_term_03_09_a_stale_claim_writes_nothing(driver: Driver, overtaken: str, trigger: Trigger) -> None:
@@ -246,6 +259,7 @@ def test_term_03_09_a_stale_claim_writes_nothing(driver: Driver, overtaken: str,
     fenced_off(driver, claim, trigger)
 
 
+@contract("FENCE-02")
 @pytest.mark.parametrize("trigger", ENDS)
 @pytest.mark.parametrize("claim_seq", [0, 1, 3, 2**31])
 def test_retry_13_another_claim_number_writes_nothing(
@@ -258,6 +272,7 @@ def test_retry_13_another_claim_number_writes_nothing(
     fenced_off(driver, claim, trigger, claim_seq)
 
 
+@contract("FENCE-03")
 @pytest.mark.parametrize("trigger", ENDS)
 def test_a_fenced_row_needs_its_claim(store: JobStore, driver: Driver, trigger: Trigger) -> None:
     """Without a claim number a fenced write is refused, never taken as unfenced."""
@@ -267,6 +282,7 @@ def test_a_fenced_row_needs_its_claim(store: JobStore, driver: Driver, trigger: 
     assert driver.job(job.id) == job
 
 
+@contract("FENCE-04")
 @pytest.mark.parametrize("trigger", ENDS)
 def test_an_unknown_job_is_refused(store: JobStore, trigger: Trigger) -> None:
     """A write to a job that is not there (any more) is refused without a row."""
@@ -275,6 +291,7 @@ def test_an_unknown_job_is_refused(store: JobStore, trigger: Trigger) -> None:
     assert answer.current is None
 
 
+@contract("FENCE-05")
 def test_the_current_claim_still_writes_after_refusals(driver: Driver) -> None:
     """Refused writes of an old claim do not harm the one that holds the job now."""
     claim = driver.claim_one(driver.submit())
@@ -286,6 +303,7 @@ def test_the_current_claim_still_writes_after_refusals(driver: Driver) -> None:
     assert driver.job(claim.job_id).result == '"mine"'
 
 
+@contract("SETTLE-17")
 def test_cancel_running_may_insist_on_a_claim(store: JobStore, driver: Driver) -> None:
     """An unfenced row that carries a claim number is held to it."""
     job = driver.drive(Status.RUNNING)
@@ -294,6 +312,7 @@ def test_cancel_running_may_insist_on_a_claim(store: JobStore, driver: Driver) -
     driver.settle(Trigger.CANCEL_RUNNING, job.id, claim_seq=1)
 
 
+@contract("SETTLE-18")
 def test_dual_01_02_04_settling_moves_everything_at_once(store: JobStore, driver: Driver) -> None:
     """With the settlement the key is free and the counts have moved by one."""
     for trigger in (Trigger.SUCCEED, Trigger.FAIL, Trigger.CRASH_FAIL, Trigger.CANCEL_RUNNING):

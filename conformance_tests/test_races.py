@@ -11,36 +11,16 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, Driver, at_once, ids, new_job, request, returned
+from conformance_tests.under_test import Time, UnderTest
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import AttemptEnd, Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
 from ratchet.errors import DuplicateBusinessKey
 from ratchet.spi.store import Applied, JobStore, NodeInfo, RecoverRequest, Refused, Selection, Settled
-from tests.store.harness import (
-    MINUTE,
-    Driver,
-    SettableClock,
-    StoreHarness,
-    at_once,
-    ids,
-    new_job,
-    request,
-    returned,
-)
 
 T = TypeVar("T")
-
-
-@pytest.fixture
-def nodes(harness: StoreHarness, store: JobStore) -> list[JobStore]:
-    """Eight handles, as eight nodes would have them."""
-    return [harness.open() for _ in range(8)]
-
-
-@pytest.fixture
-def rounds(harness: StoreHarness) -> range:
-    """How often a race is repeated."""
-    return range(300 if harness.name == "memory" else 60)
 
 
 def alternately(pair: tuple[T, T], number: int) -> tuple[T, T]:
@@ -61,6 +41,7 @@ def claim(store: JobStore, incarnation: str) -> list[UUID]:
 # -- claims ---------------------------------------------------------------------------------------
 
 
+@contract("RACE-01")
 def test_claim_against_claim(store: JobStore, nodes: list[JobStore]) -> None:
     """Eight nodes that claim at once until all is gone get every job exactly once, at claim 1."""
     jobs = [new_job() for _ in range(160)]
@@ -81,6 +62,7 @@ def test_claim_against_claim(store: JobStore, nodes: list[JobStore]) -> None:
         assert sorted(store.held(f"n{number}")) == sorted(share)
 
 
+@contract("RACE-02")
 def test_claim_against_cancel(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Either the job is claimed and the cancel refused, or it is canceled and nobody has it."""
     for number in rounds:
@@ -95,6 +77,7 @@ def test_claim_against_cancel(driver: Driver, nodes: list[JobStore], rounds: ran
             driver.settle(Trigger.CANCEL_RUNNING, job_id)
 
 
+@contract("RACE-03")
 @pytest.mark.field_case("F64")
 def test_f64_claim_against_pause(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Pause applied: PAUSED, and no later claim gets it. Pause refused: the job was RUNNING (F64)."""
@@ -113,8 +96,9 @@ def test_f64_claim_against_pause(driver: Driver, nodes: list[JobStore], rounds: 
         driver.settle(Trigger.CANCEL_RUNNING if job.status is Status.RUNNING else Trigger.CANCEL, job_id)
 
 
+@contract("RACE-04", needs=("clock",))
 @pytest.mark.field_case("F64")
-def test_f64_concurrent_resumes(driver: Driver, nodes: list[JobStore], clock: SettableClock) -> None:
+def test_f64_concurrent_resumes(driver: Driver, nodes: list[JobStore], clock: Time) -> None:
     """Of many resumes one is applied; the job is due as before and is claimed once (F64)."""
     job = driver.drive(Status.PAUSED)
     clock.advance(MINUTE)
@@ -126,6 +110,7 @@ def test_f64_concurrent_resumes(driver: Driver, nodes: list[JobStore], clock: Se
     assert [job_id for share in got for job_id in share] == [job.id]
 
 
+@contract("RACE-05")
 def test_claim_against_replace(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Either the old job runs and there is no new one, or the new one holds the key and the old never ran."""
     for number in rounds:
@@ -146,6 +131,7 @@ def test_claim_against_replace(driver: Driver, nodes: list[JobStore], rounds: ra
 # -- the end of a claim ---------------------------------------------------------------------------
 
 
+@contract("RACE-06")
 @pytest.mark.field_case("F62")
 def test_f62_settle_against_cancel(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Cancel applied: CANCELED, no result, no callback. Cancel refused: SUCCEEDED. One history row (F62)."""
@@ -176,6 +162,7 @@ def test_f62_settle_against_cancel(driver: Driver, nodes: list[JobStore], rounds
         assert isinstance(nodes[2].settle(canceling), Refused)
 
 
+@contract("RACE-07")
 @pytest.mark.parametrize("trigger", [Trigger.SUCCEED, Trigger.FAIL, Trigger.RETRY, Trigger.RELEASE])
 def test_settle_against_recover(
     driver: Driver, nodes: list[JobStore], rounds: range, trigger: Trigger
@@ -198,6 +185,7 @@ def test_settle_against_recover(
             driver.settle(Trigger.CANCEL, job.id)
 
 
+@contract("RACE-08")
 def test_two_ends_of_one_claim(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Of many outcomes sent for one claim exactly one is written."""
     for _ in rounds[: len(rounds) // 3]:
@@ -213,7 +201,8 @@ def test_two_ends_of_one_claim(driver: Driver, nodes: list[JobStore], rounds: ra
         assert len(driver.store.history(held.job_id)) == 1
 
 
-def test_two_sweeps(driver: Driver, nodes: list[JobStore], clock: SettableClock) -> None:
+@contract("RACE-09", needs=("clock",))
+def test_two_sweeps(driver: Driver, nodes: list[JobStore], clock: Time) -> None:
     """Sweeps of eight nodes at once recover every claim exactly once."""
     made = [driver.submit() for _ in range(40)]
     driver.claim("dead")
@@ -225,6 +214,7 @@ def test_two_sweeps(driver: Driver, nodes: list[JobStore], clock: SettableClock)
     assert {len(driver.store.history(job_id)) for job_id in made} == {1}
 
 
+@contract("RACE-10")
 def test_two_sweeps_of_callbacks(driver: Driver, nodes: list[JobStore]) -> None:
     """Every pending callback of a dead node moves to exactly one other."""
     made = [driver.submit() for _ in range(24)]
@@ -246,6 +236,7 @@ def test_two_sweeps_of_callbacks(driver: Driver, nodes: list[JobStore]) -> None:
 # -- keys -----------------------------------------------------------------------------------------
 
 
+@contract("RACE-11")
 def test_dual_09_one_business_key(store: JobStore, nodes: list[JobStore], rounds: range) -> None:
     """Of many submissions of one business key one succeeds; all others are told who holds it."""
     for number in rounds[: len(rounds) // 3]:
@@ -260,6 +251,7 @@ def test_dual_09_one_business_key(store: JobStore, nodes: list[JobStore], rounds
         assert ids(store.get_many([job.id for job in jobs])) == winners
 
 
+@contract("RACE-12")
 @pytest.mark.field_case("F60")
 def test_f60_one_idempotency_key(store: JobStore, nodes: list[JobStore]) -> None:
     """Fifty callers at once get fifty equal ids, one of them created, one job (F60)."""
@@ -272,6 +264,7 @@ def test_f60_one_idempotency_key(store: JobStore, nodes: list[JobStore]) -> None
     assert store.get(next(iter(told))) is not None
 
 
+@contract("RACE-13")
 def test_lists_with_keys_in_opposite_orders(store: JobStore, nodes: list[JobStore], rounds: range) -> None:
     """Two lists that reserve the same keys in opposite orders neither deadlock nor split."""
     for number in rounds[: len(rounds) // 3]:
@@ -284,6 +277,7 @@ def test_lists_with_keys_in_opposite_orders(store: JobStore, nodes: list[JobStor
         assert kept == {0, 6}
 
 
+@contract("RACE-14")
 def test_no_submission_slips_in_before_a_replacement(
     driver: Driver, nodes: list[JobStore], rounds: range
 ) -> None:
@@ -305,6 +299,7 @@ def test_no_submission_slips_in_before_a_replacement(
         driver.settle(Trigger.CANCEL, new.id)
 
 
+@contract("RACE-15")
 def test_requeue_against_a_newcomer(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """A requeue and a submission of one business key: one gets it, the other is told."""
     for number in rounds[: len(rounds) // 2]:
@@ -333,6 +328,7 @@ def test_requeue_against_a_newcomer(driver: Driver, nodes: list[JobStore], round
 # -- by hand --------------------------------------------------------------------------------------
 
 
+@contract("RACE-16")
 def test_requeue_against_cancel(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """A cancel finds the job FAILED and is refused, or requeued and cancels it; the requeue is applied once."""
     for number in rounds[: len(rounds) // 2]:
@@ -349,6 +345,7 @@ def test_requeue_against_cancel(driver: Driver, nodes: list[JobStore], rounds: r
             driver.settle(Trigger.CANCEL, failed.id)
 
 
+@contract("RACE-17")
 def test_two_operators_retry_the_same(driver: Driver, nodes: list[JobStore]) -> None:
     """Bulk requeues at once give every job exactly one new life (F73)."""
     made = [driver.drive(Status.FAILED) for _ in range(20)]
@@ -364,6 +361,7 @@ def test_two_operators_retry_the_same(driver: Driver, nodes: list[JobStore]) -> 
     assert all(driver.job(job.id).version == job.version + 1 for job in made)
 
 
+@contract("RACE-18")
 def test_crud_07_one_of_two_stale_writes_loses(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """Two changes that saw the same version: exactly one is refused, and no error occurs."""
     for number in rounds:
@@ -378,6 +376,7 @@ def test_crud_07_one_of_two_stale_writes_loses(driver: Driver, nodes: list[JobSt
             driver.settle(Trigger.CANCEL, job.id)
 
 
+@contract("RACE-19")
 def test_delete_against_requeue(driver: Driver, nodes: list[JobStore], rounds: range) -> None:
     """A failed job is deleted or requeued, not both."""
     for number in rounds[: len(rounds) // 2]:
@@ -393,9 +392,10 @@ def test_delete_against_requeue(driver: Driver, nodes: list[JobStore], rounds: r
             driver.settle(Trigger.CANCEL, failed.id)
 
 
-def test_mixed_storm(driver: Driver, nodes: list[JobStore], harness: StoreHarness) -> None:
+@contract("RACE-20")
+def test_mixed_storm(driver: Driver, nodes: list[JobStore], under_test: UnderTest) -> None:
     """Eight nodes claim and end jobs in every way while others sweep and cancel: the books balance."""
-    total = 400 if harness.name == "memory" else 80
+    total = under_test.paced(least=80, most=400, unit=30)
     made = [driver.submit(max_retries=100) for _ in range(total)]
     endings = [Trigger.SUCCEED, Trigger.RETRY, Trigger.RELEASE, Trigger.DEFER, Trigger.FAIL, Trigger.SUCCEED]
 

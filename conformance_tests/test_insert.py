@@ -8,6 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from conformance_tests.contract import contract
+from conformance_tests.driver import MINUTE, START, Driver, ids, new_job
+from conformance_tests.under_test import Time, UnderTest
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Job, JobType, NewJob
 from ratchet.domain.lifecycle import LATEST, Status, Trigger
@@ -16,7 +19,6 @@ from ratchet.domain.retry import Backoff
 from ratchet.errors import CapabilityMissing, DuplicateBusinessKey, StoreClosed, UsageError
 from ratchet.spi.capabilities import PROTOCOLS, Capability
 from ratchet.spi.store import Inserted, JobStore, Selection
-from tests.store.harness import MINUTE, SECOND, START, Driver, SettableClock, StoreHarness, ids, new_job
 
 AWKWARD = "a.b $set %_*[x]' \"\\ é 漢 \U0001f600 \N{COMBINING ACUTE ACCENT}"
 HUGE = ["9223372036854775808", "-9223372036854775809", "11168737559087072609", "1" + "0" * 40]
@@ -47,7 +49,8 @@ def full_job() -> NewJob:
     )
 
 
-def test_crud_01_03_18_every_field_survives(store: JobStore, clock: SettableClock) -> None:
+@contract("INSERT-01", needs=("clock",))
+def test_crud_01_03_18_every_field_survives(store: JobStore, clock: Time) -> None:
     """A job reads back with every field as submitted, stamped by the store, at version 0 and claim 0."""
     new = full_job()
     store.insert([new])
@@ -64,6 +67,7 @@ def test_crud_01_03_18_every_field_survives(store: JobStore, clock: SettableCloc
     assert {getattr(job, name) for name in untouched} == {None}
 
 
+@contract("INSERT-15")
 @pytest.mark.field_case("F38")
 def test_f38_big_integers_travel_as_text(store: JobStore, driver: Driver) -> None:
     """Integers beyond 64 bits in payload, result and signal come back digit by digit (F38)."""
@@ -78,7 +82,8 @@ def test_f38_big_integers_travel_as_text(store: JobStore, driver: Driver) -> Non
         driver.settle(Trigger.CANCEL_RUNNING, waiting)
 
 
-def test_a_claim_carries_what_the_worker_needs(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("CLAIM-09", needs=("clock",))
+def test_a_claim_carries_what_the_worker_needs(store: JobStore, driver: Driver, clock: Time) -> None:
     """Every field of a claim is the job's."""
     new = full_job()
     store.insert([new])
@@ -91,6 +96,7 @@ def test_a_claim_carries_what_the_worker_needs(store: JobStore, driver: Driver, 
     assert {name: getattr(claim, name) for name in named} == named
 
 
+@contract("INSERT-02")
 def test_what_the_caller_changes_later_is_not_the_job(store: JobStore) -> None:
     """The store keeps its own copy of params and metadata."""
     params = {"a": "1"}
@@ -102,12 +108,14 @@ def test_what_the_caller_changes_later_is_not_the_job(store: JobStore) -> None:
     assert (job.params, job.metadata) == ({"a": "1"}, {"a": "1"})
 
 
+@contract("INSERT-03")
 @pytest.mark.parametrize("start", [Status.PENDING, Status.WAITING])
 def test_a_job_starts_where_it_says(store: JobStore, driver: Driver, start: Status) -> None:
     """PENDING and WAITING are the states in which a job begins."""
     assert driver.status(driver.submit(start=start)) is start
 
 
+@contract("INSERT-04")
 @pytest.mark.parametrize("start", sorted(set(Status) - {Status.PENDING, Status.WAITING}))
 def test_a_job_starts_nowhere_else(store: JobStore, start: Status) -> None:
     """Another first state is a usage error and inserts nothing."""
@@ -116,6 +124,7 @@ def test_a_job_starts_nowhere_else(store: JobStore, start: Status) -> None:
     assert sum(store.counts().values()) == 0
 
 
+@contract("INSERT-05", needs=("clock",))
 @pytest.mark.parametrize(
     ("fields", "due"),
     [
@@ -140,7 +149,8 @@ def test_due_times(store: JobStore, driver: Driver, fields: dict[str, object], d
     assert driver.job(new.id).scheduled_time == due
 
 
-def test_instants_are_whole_milliseconds(store: JobStore, driver: Driver, clock: SettableClock) -> None:
+@contract("INSERT-06", needs=("clock",))
+def test_instants_are_whole_milliseconds(store: JobStore, driver: Driver, clock: Time) -> None:
     """A clock with microseconds is cut to milliseconds, never rounded up."""
     clock.advance(timedelta(microseconds=1999))
     job = driver.job(driver.submit())
@@ -148,6 +158,7 @@ def test_instants_are_whole_milliseconds(store: JobStore, driver: Driver, clock:
     assert store.now() == START + timedelta(milliseconds=1)
 
 
+@contract("GET-01")
 def test_crud_05_09_bulk_04_many_reads(store: JobStore) -> None:
     """501 known ids and an unknown one answer exactly the known jobs, once each."""
     jobs = [new_job() for _ in range(501)]
@@ -158,6 +169,7 @@ def test_crud_05_09_bulk_04_many_reads(store: JobStore) -> None:
     assert store.get(new_id()) is None
 
 
+@contract("GET-02")
 @pytest.mark.field_case("F38")
 @pytest.mark.parametrize("job_id", [UUID(int=0), UUID(int=2**128 - 1)])
 def test_f38_a_strange_id_is_unknown(store: JobStore, job_id: UUID) -> None:
@@ -167,6 +179,7 @@ def test_f38_a_strange_id_is_unknown(store: JobStore, job_id: UUID) -> None:
     assert store.delete([job_id]) == 0
 
 
+@contract("COUNT-01")
 def test_crud_15_counts(store: JobStore, driver: Driver) -> None:
     """Counts name every state, zeros included."""
     assert store.counts() == dict.fromkeys(Status, 0)
@@ -175,6 +188,7 @@ def test_crud_15_counts(store: JobStore, driver: Driver) -> None:
     assert store.counts() == dict.fromkeys(Status, 0) | {Status.PENDING: 3, Status.RUNNING: 1}
 
 
+@contract("INSERT-07")
 def test_crud_17_an_id_is_inserted_once(store: JobStore, driver: Driver) -> None:
     """An id that is stored, or repeated in the list, is an error: nothing is overwritten or inserted."""
     job = driver.job(driver.submit(payload="[1]"))
@@ -185,6 +199,7 @@ def test_crud_17_an_id_is_inserted_once(store: JobStore, driver: Driver) -> None
     assert sum(store.counts().values()) == 1
 
 
+@contract("INSERT-16", needs=("clock",))
 def test_crud_18_created_at_stays(driver: Driver) -> None:
     """Transitions leave created_at alone."""
     job = driver.drive(Status.FAILED, eventful=True)
@@ -194,6 +209,7 @@ def test_crud_18_created_at_stays(driver: Driver) -> None:
 # -- idempotency keys -----------------------------------------------------------------------------
 
 
+@contract("INSERT-08")
 def test_crud_06_a_taken_key_answers_the_original(store: JobStore, driver: Driver) -> None:
     """A second job under an idempotency key is not inserted; it answers the first, whatever its state."""
     original = driver.submit(idempotency_key="k")
@@ -211,6 +227,7 @@ def test_crud_06_a_taken_key_answers_the_original(store: JobStore, driver: Drive
     assert sum(store.counts().values()) == 1
 
 
+@contract("INSERT-09")
 def test_a_lost_reply_may_be_repeated(store: JobStore) -> None:
     """The same submission with its idempotency key again answers the same job (F60)."""
     new = new_job(idempotency_key="k")
@@ -218,6 +235,7 @@ def test_a_lost_reply_may_be_repeated(store: JobStore) -> None:
     assert store.find_by_key(idempotency="k") == Inserted(new.id, created=False, status=Status.PENDING)
 
 
+@contract("INSERT-10")
 def test_bulk_01_taken_keys_inside_a_list(store: JobStore, driver: Driver) -> None:
     """In a list a taken key answers its original, a repeat answers the first, and the others are inserted."""
     original = driver.submit(idempotency_key="a", start=Status.WAITING)
@@ -237,6 +255,7 @@ def test_bulk_01_taken_keys_inside_a_list(store: JobStore, driver: Driver) -> No
     assert sum(store.counts().values()) == 3
 
 
+@contract("INSERT-11")
 def test_bulk_01_a_business_conflict_inserts_nothing(store: JobStore, driver: Driver) -> None:
     """A held business key in the middle inserts no row, reserves no key and names every conflict."""
     first, second = driver.submit(business_key="a"), driver.submit(business_key="b")
@@ -256,6 +275,7 @@ def test_bulk_01_a_business_conflict_inserts_nothing(store: JobStore, driver: Dr
     assert sum(store.counts().values()) == 2
 
 
+@contract("INSERT-12")
 def test_an_entry_that_is_not_inserted_needs_no_business_key(store: JobStore, driver: Driver) -> None:
     """A taken idempotency key wins over a held business key: the entry answers the original."""
     original = driver.submit(idempotency_key="k", business_key="b")
@@ -263,6 +283,7 @@ def test_an_entry_that_is_not_inserted_needs_no_business_key(store: JobStore, dr
     assert (answer.id, answer.created) == (original, False)
 
 
+@contract("INSERT-13")
 def test_bulk_02_03_lists(store: JobStore) -> None:
     """A list is inserted as one; an empty one does nothing."""
     assert list(store.insert([])) == []
@@ -271,6 +292,7 @@ def test_bulk_02_03_lists(store: JobStore) -> None:
     assert len(store.get_many([job.id for job in jobs])) == 3
 
 
+@contract("KEY-01")
 def test_keys_are_taken_for_ever(store: JobStore, driver: Driver) -> None:
     """A deleted job's idempotency key answers its id with no status, and is never taken again."""
     job = driver.drive(Status.SUCCEEDED, idempotency_key="k")
@@ -280,6 +302,7 @@ def test_keys_are_taken_for_ever(store: JobStore, driver: Driver) -> None:
     assert list(store.insert([new_job(idempotency_key="k")])) == [gone]
 
 
+@contract("KEY-02")
 def test_find_by_key_takes_one_key(store: JobStore) -> None:
     """Both keys, or none, is a usage error."""
     with pytest.raises(UsageError):
@@ -288,6 +311,7 @@ def test_find_by_key_takes_one_key(store: JobStore) -> None:
         store.find_by_key(idempotency="a", business="a")
 
 
+@contract("KEY-03")
 def test_keys_are_compared_exactly(store: JobStore, driver: Driver) -> None:
     """Case, accents, wildcards and surrounding blanks make different keys (F37)."""
     keys = ["k", "K", "k ", " k", "ḱ", "k%", "k_", "k*", "k.", "$k", "%", "_"]
@@ -300,6 +324,7 @@ def test_keys_are_compared_exactly(store: JobStore, driver: Driver) -> None:
 # -- deleting -------------------------------------------------------------------------------------
 
 
+@contract("DELETE-01")
 def test_crud_10_bulk_19_20_21_delete(store: JobStore, driver: Driver) -> None:
     """Settled jobs are deleted with their history; unsettled and unknown ids are left out."""
     settled = [driver.drive(s).id for s in (Status.SUCCEEDED, Status.FAILED, Status.CANCELED)]
@@ -313,6 +338,7 @@ def test_crud_10_bulk_19_20_21_delete(store: JobStore, driver: Driver) -> None:
     assert sum(store.counts().values()) == 4
 
 
+@contract("DELETE-02")
 def test_delete_takes_any_number(store: JobStore, driver: Driver) -> None:
     """Over a thousand ids in one call."""
     jobs = [new_job() for _ in range(1100)]
@@ -322,6 +348,7 @@ def test_delete_takes_any_number(store: JobStore, driver: Driver) -> None:
     assert store.delete([job.id for job in jobs]) == 3
 
 
+@contract("DELETE-03")
 def test_tag_02_a_deleted_job_is_found_by_no_tag(store: JobStore, driver: Driver) -> None:
     """Tags go with their job."""
     job = driver.drive(Status.SUCCEEDED, tags=frozenset({"t"}))
@@ -333,6 +360,7 @@ def test_tag_02_a_deleted_job_is_found_by_no_tag(store: JobStore, driver: Driver
 # -- the store as a whole -------------------------------------------------------------------------
 
 
+@contract("STORE-01")
 def test_capabilities_are_known_and_met(store: JobStore) -> None:
     """A store declares only known capabilities, and meets the protocol of each."""
     for name in store.capabilities:
@@ -341,6 +369,7 @@ def test_capabilities_are_known_and_met(store: JobStore) -> None:
     assert isinstance(store, JobStore)
 
 
+@contract("INSERT-14")
 def test_a_unit_needs_the_capability(store: JobStore) -> None:
     """A caller's transaction is refused by a store that does not declare it, and nothing is inserted."""
     if Capability.TRANSACTIONAL_ENQUEUE in store.capabilities:
@@ -350,18 +379,20 @@ def test_a_unit_needs_the_capability(store: JobStore) -> None:
     assert sum(store.counts().values()) == 0
 
 
-def test_two_handles_see_the_same_jobs(harness: StoreHarness, store: JobStore, driver: Driver) -> None:
+@contract("STORE-02")
+def test_two_handles_see_the_same_jobs(under_test: UnderTest, store: JobStore, driver: Driver) -> None:
     """What one handle has written the next one reads at once, and closing one leaves the other."""
-    other = harness.open()
+    other = under_test.open()
     job = driver.drive(Status.RUNNING)
     assert other.get(job.id) == job
     other.close()
     assert store.get(job.id) == job
 
 
-def test_a_closed_store_says_so(harness: StoreHarness) -> None:
+@contract("STORE-03")
+def test_a_closed_store_says_so(under_test: UnderTest) -> None:
     """Closing is idempotent; every later call raises StoreClosed."""
-    closed = harness.open()
+    closed = under_test.open()
     closed.close()
     closed.close()
     for call in (
@@ -372,14 +403,3 @@ def test_a_closed_store_says_so(harness: StoreHarness) -> None:
     ):
         with pytest.raises(StoreClosed):
             call()
-
-
-def test_node_11_store_time_is_near_ours(harness: StoreHarness) -> None:
-    """Without a clock of the test's, store time is within 5 s of this process's and in UTC milliseconds."""
-    store = harness.plugin.open(harness.url + ("2" if harness.name == "memory" else ""))
-    try:
-        now = store.now()
-    finally:
-        store.close()
-    assert abs(now - datetime.now(UTC)) < 5 * SECOND
-    assert (now.utcoffset(), now.microsecond % 1000) == (timedelta(), 0)

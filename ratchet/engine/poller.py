@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -142,6 +143,7 @@ class Poller:
         self._woken = False
         self._asked = False
         self._backlog: set[str] = set()
+        self._asked_all = -math.inf
         self._returned: set[str] = set()
         self._low_mark = 1
         self._stop = threading.Event()
@@ -212,6 +214,8 @@ class Poller:
             woken, self._woken = self._woken, False
             # A poll that only refills a slot asks for nothing but the executors whose backlog is known.
             timer = (delay > 0 and not self._wake_came) or self._due_at <= time.monotonic()
+            # Now and then the others too: without wake-ups between nodes nobody tells of their jobs.
+            timer = timer or time.monotonic() - self._asked_all >= self._pace_settings.burst_delay
             only_backlog = not (woken or self._asked or timer)
             self._asked = False
             if woken:
@@ -235,8 +239,11 @@ class Poller:
         self._return_stale()
         limits, ahead = self._limits()
         free = any(limits.values())
+        full = set(self._executors) - set(limits)
         if only_backlog:
             limits = {name: limit for name, limit in limits.items() if name in self._backlog}
+        else:
+            self._asked_all = time.monotonic()
         total = sum(limits.values())
         self._tell_watcher(free)
         now = time.monotonic()
@@ -278,18 +285,17 @@ class Poller:
             self.claim_sent = None
         self.last_success = time.monotonic()
         self._hand_over(claimed, now, ahead)
-        return self._pace(claimed, request, elapsed, before)
+        return self._pace(claimed, request, elapsed, before, full)
 
-    def _pace(self, claimed: Claimed, request: ClaimRequest, elapsed: float, before: float) -> float:
+    def _pace(
+        self, claimed: Claimed, request: ClaimRequest, elapsed: float, before: float, full: set[str]
+    ) -> float:
         got = len(claimed.claims)
         asked = set(request.limits)
-        # Of an executor that was not asked, full or resting, nothing is known: ask when a slot is free.
-        unknown = set(self._executors) - asked
         returned = self._take_returned()
-        self._backlog = (
-            (self._backlog | asked if claimed.more else self._backlog - asked) | unknown | returned
-        )
-        self._learn_due(claimed, before if unknown else math.inf)
+        # Of an executor that was full or resting nothing is known: ask when a slot is free.
+        self._backlog = (self._backlog - asked) | _with_more(claimed, request) | full | returned
+        self._learn_due(claimed, before if set(self._executors) - asked else math.inf)
         limits, _ = self._limits()
         slots = sum(each.slots for each in self._executors.values()) or 1
         busy = sum(min(each.busy() + each.waiting(), each.slots) for each in self._executors.values())
@@ -442,6 +448,20 @@ class Poller:
     def _take_returned(self) -> set[str]:
         returned, self._returned = self._returned, set()
         return returned
+
+
+def _with_more(claimed: Claimed, request: ClaimRequest) -> set[str]:
+    """The executors that may have left something due behind.
+
+    The store says `more` of all together. One that was given as many as it could take explains it, and then
+    one that was given fewer has nothing left, unless the limit in all cut the answer short.
+    """
+    if not claimed.more:
+        return set()
+    asked = set(request.limits)
+    given = Counter(claim.executor for claim in claimed.claims)
+    sated = {name for name in asked if given[name] >= request.limits[name]}
+    return sated if sated and len(claimed.claims) < request.limit else asked
 
 
 def claim_pair(claim: Claim) -> tuple[str, int]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import bodies
+from ratchet import Scheduler
 from ratchet.domain.ids import new_id
 from ratchet.domain.lifecycle import Status
 from ratchet.domain.priority import Priority
 from ratchet.plugins import open_store
-from ratchet.scheduler import Scheduler
 from ratchet_sql import rendered
 from ratchet_sql.rows import INSERT_COLUMNS
 

@@ -45,7 +45,7 @@ def test_a_backlog_of_one_executor_makes_no_claims_for_the_others(
 
 
 def work() -> None:
-    time.sleep(0.15)  # what the body does; nothing waits for it by time
+    time.sleep(0.02)  # what the body does; nothing waits for it by time
 
 
 def test_a_busy_executor_hides_nobody_elses_job() -> None:
@@ -54,7 +54,7 @@ def test_a_busy_executor_hides_nobody_elses_job() -> None:
     one_thread = Settings(execution=ExecutionSettings(threads=1))
     worker = Scheduler.from_url(url, allow=[kit.__name__, __name__], settings=one_thread)
     other = Scheduler.from_url(url, allow=[kit.__name__, __name__])
-    backlog = other.enqueue_many(work, [()] * 100)
+    backlog = other.enqueue_many(work, [()] * 1000)
     with worker:
         backlog[0].result(timeout=kit.WAIT)  # freed and refilled from now on
         assert other.enqueue(kit.add_later, 1).submit().result(timeout=8) == 2

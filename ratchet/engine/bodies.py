@@ -25,6 +25,7 @@ from ratchet.domain.outcome import (
     succeeded,
 )
 from ratchet.engine.attempt import TOO_LARGE, Attempt, Ended, HardStop, Pipeline, unencodable, with_reason
+from ratchet.engine.ending import run_alone
 from ratchet.engine.slots import call_in_thread
 from ratchet.errors import JobError
 
@@ -53,6 +54,7 @@ class Bodies:
         paces: executor -> measured duration, for claiming ahead.
         left_out: learns which targets cannot run here.
         make_child: makes the child process of a slot.
+        on_loop: awaits on the node's event loop; by default on one of its own.
     """
 
     def __init__(
@@ -62,9 +64,10 @@ class Bodies:
         paces: dict[str, Pace],
         left_out: Unresolvable,
         make_child: Callable[[], ChildProcess],
+        on_loop: Callable[[Callable[[], Awaitable[Any]], Attempt], Any] = lambda make, _: run_alone(make),
     ) -> None:
         self._pipeline, self._settler, self._paces, self._make_child = pipeline, settler, paces, make_child
-        self._left_out = left_out
+        self._left_out, self._on_loop = left_out, on_loop
         self._children: dict[int, ChildProcess] = {}
 
     def finish(self, ended: Ended) -> None:
@@ -110,11 +113,6 @@ class Bodies:
     def _call(self, attempt: Attempt, call: Callable[[], Any]) -> None:
         pipeline, target = self._pipeline, attempt.target
         service = target.service if target is not None else None
-        if target is not None and target.is_async:  # a job stored for threads whose function became async
-            import asyncio
-
-            coroutine = call
-            call = lambda: asyncio.run(coroutine())
         try:
             # An empty context of its own: nothing of one job's context is visible to the next.
             result = contextvars.Context().run(self._bound, attempt, service, call)
@@ -129,7 +127,16 @@ class Bodies:
 
     def _bound(self, attempt: Attempt, service: str | None, call: Callable[[], Any]) -> Any:
         _current.set(attempt.context)
-        return self._pipeline.resilience.execute(service, lambda: call_in_thread(attempt, call))
+        return self._pipeline.resilience.execute(
+            service, lambda: call_in_thread(attempt, lambda: self._result_of(attempt, call))
+        )
+
+    def _result_of(self, attempt: Attempt, call: Callable[[], Any]) -> Any:
+        result = call()
+        # A plain function around an async one, or one that became async after the job was stored for threads.
+        if result is not None and inspect.isawaitable(result):
+            return self._on_loop(lambda: result, attempt)
+        return result
 
     def _measure(self, attempt: Attempt, ended: Ended) -> None:
         if attempt.started is not None:

@@ -90,6 +90,9 @@ class Child:
             with self._lock:
                 self._number, self._attempt = 0, None
             self._channel.send({"kind": reply.tag, "n": number, "reply": to_message(reply)})
+        if self._runner is not None:
+            self._runner.close()
+            self._flush_output()
 
     @staticmethod
     def _flush_output() -> None:

@@ -139,6 +139,13 @@ class BodyRunner:
             return self._returned(value, duration=ended - began, ended=ended)
         return self._raised(error, attempt, context, duration=ended - began, ended=ended)
 
+    def close(self) -> None:
+        """End the loop, and with it the generators and threads that bodies left on it."""
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            with contextlib.suppress(BaseException):
+                loop.close()
+
     # -- before the body -------------------------------------------------------------------------
 
     def _find(self, text: str) -> Target | Refused:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -216,10 +216,15 @@ class _Call:
 
 
 class Callbacks:
-    """Runs recorded callbacks, at least once each, on threads of its own; they change no outcome (section 6)."""
+    """Runs recorded callbacks, at least once each, on threads of its own; they change no outcome (section 6).
+
+    Attributes:
+        on_loop: awaits an async one; a node sets its event loop here, where its async bodies run.
+    """
 
     def __init__(self, store: JobStore, pipeline: Pipeline, bus: Bus) -> None:
         self._store, self._pipeline, self._bus = store, pipeline, bus
+        self.on_loop: Callable[[Callable[[], Awaitable[Any]]], Any] = run_alone
         self._queue: deque[_Call] = deque()
         self._ready = threading.Condition()
         self._threads = self._idle = self._running = 0
@@ -309,9 +314,7 @@ class Callbacks:
         with bind_context(context):
             result = target.call(context, argument)
             if inspect.isawaitable(result):
-                import asyncio
-
-                asyncio.run(_wait_for(result))
+                self.on_loop(lambda: result)
 
     def _again(self, call: Callable[[], Any]) -> Any:
         failures = 0
@@ -325,8 +328,14 @@ class Callbacks:
                 time.sleep(error_delay(failures))  # a retry's back-off, not synchronisation
 
 
-async def _wait_for(awaitable: Any) -> Any:
-    return await awaitable
+def run_alone(make: Callable[[], Awaitable[Any]]) -> Any:
+    """Await on an event loop made for this alone."""
+    import asyncio
+
+    async def awaited() -> Any:
+        return await make()
+
+    return asyncio.run(awaited())
 
 
 def error_from_text(text: str) -> JobError:

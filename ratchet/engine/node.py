@@ -140,6 +140,7 @@ class Node:
             self._freed,
             self._app_loop,
         )
+        callbacks.on_loop = loop.call
         for each in (threads, loop, processes):
             if each.slots:
                 executors[each.name] = each
@@ -156,7 +157,7 @@ class Node:
             may_claim=lambda: self._state == "running" and not self._parts.watchdog.fenced,
             watch=self.coordinator.watch,
         )
-        bodies = Bodies(pipeline, settler, poller.paces, poller.left_out, self._make_child)
+        bodies = Bodies(pipeline, settler, poller.paces, poller.left_out, self._make_child, on_loop=loop.call)
         watchdog = Watchdog(
             self._known,
             settings.timeouts,

@@ -126,6 +126,8 @@ class ThreadSlots:
             if attempt.thread_id is not None:
                 attempt.hard_stopped = True
                 _set_async_exc(attempt.thread_id, ctypes.py_object(HardStop))
+                if attempt.interrupt is not None:
+                    attempt.interrupt()
         finally:
             guard.release()
 
@@ -201,6 +203,7 @@ class LoopSlots:
         self._lock = threading.Lock()
         self._closed = False
         self._started = False
+        self._thread: threading.Thread | None = None
         self._asked: float | None = None
 
     def start(self) -> None:
@@ -215,9 +218,10 @@ class LoopSlots:
                 import asyncio  # with the first async body: a node without any starts sooner
 
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(
+                self._thread = threading.Thread(
                     target=self._serve, args=(self._loop,), name="ratchet-loop", daemon=True
-                ).start()
+                )
+                self._thread.start()
             threading.Thread(target=self._dispatch, name="ratchet-loop-gate", daemon=True).start()
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -235,6 +239,43 @@ class LoopSlots:
             with suppress(Exception):
                 loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+
+    def call(self, make: Callable[[], Awaitable[Any]], attempt: Attempt | None = None) -> Any:
+        """Await on the loop, from another thread, what `make` gives there; answer or raise as it does.
+
+        For what is async and has no slot here: a callback, or the body of a job that was stored for threads.
+        On a loop of its own it could not use what the jobs have bound to this one.
+
+        Args:
+            make: called on the loop, in the caller's context.
+            attempt: whose hard stop cancels it.
+        """
+        import asyncio
+
+        self._start()
+        if self._loop is None:
+            raise RuntimeError("no loop")
+
+        async def guarded() -> tuple[Any, BaseException | None]:
+            try:
+                return await make(), None
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop; the caller raises it
+                return None, error
+
+        future = asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+        if attempt is not None:
+            attempt.interrupt = lambda: (future.cancel(), None)[1]
+        try:
+            answer, error = future.result()
+        finally:
+            if attempt is not None:
+                attempt.interrupt = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error, future  # the error's frames lead here: without this a cycle would keep them
+        return answer
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -389,6 +430,13 @@ class LoopSlots:
         if self._own and loop is not None:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(loop.stop)
+            if self._thread is not None and self._thread is not threading.current_thread():
+                # What jobs left on it gets its end before the interpreter's; a loop that is blocked does not.
+                self._thread.join(_BLOCKED_PATIENCE if self._running else _LEFTOVER_PATIENCE + 0.5)
+
+
+_LEFTOVER_PATIENCE: Final = 2.0
+_BLOCKED_PATIENCE: Final = 0.2
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -400,4 +448,4 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
         task.cancel()
     if tasks:
         with suppress(BaseException):  # a task may answer its cancellation with SystemExit
-            loop.run_until_complete(asyncio.wait(tasks, timeout=2.0))
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_LEFTOVER_PATIENCE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import threading
 import time
@@ -153,7 +154,8 @@ def _across(count: int, state: str, folder: Path) -> list[float]:
             scheduler.enqueue_many(bodies.hold, [()] * 7)
         _wait_until_in(worker, state)
         for i in range(count + 2):
-            time.sleep(2 * SPACING)  # lets the worker become idle: the state that is measured
+            # Lets the worker become idle, the state that is measured; at random, so as not to keep step with it.
+            time.sleep(random.uniform(SPACING, 3 * SPACING))
             begun = time.monotonic()
             scheduler.enqueue(bodies.stamp).submit()
             value = 1e3 * (_stamp_number(folder / "log", i + 1) - begun)

@@ -1,0 +1,66 @@
+"""The pytest plugin ``ratchet-conformance-spi``: the options of the suites, and their reports."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+OPTIONS: Final = ("coordinator", "retry-policy", "error-sanitizer", "resilience", "codec", "executor")
+PROPERTY: Final = "ratchet-spi"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One option for each part; given more than once, each is tested."""
+    group = parser.getgroup("ratchet-conformance-spi", "conformance of other parts of Ratchet")
+    for part in OPTIONS:
+        group.addoption(
+            f"--ratchet-{part}",
+            metavar="PKG.MOD:FACTORY",
+            action="append",
+            default=[],
+            help=f"the {part.replace('-', ' ')} to test with conformance_tests.spi",
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Collect what the tests tell."""
+    config.pluginmanager.register(_Collector(), "ratchet-conformance-spi-reports")
+
+
+class _Collector:
+    """What became of each contract of each part; with xdist in the controlling process."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, dict[str, tuple[str, str]]] = {}  # subject -> contract -> (verdict, why)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a test that shows a contract: one failure fails it."""
+        for name, value in report.user_properties:
+            if name != PROPERTY:
+                continue
+            subject, contract = str(value[0]), str(value[1])
+            verdict, why = "PASSED", ""
+            if report.failed:
+                verdict, why = "FAILED", report.nodeid.rpartition("::")[2]
+            elif report.skipped:
+                reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
+                verdict, _, why = reason.removeprefix("Skipped: ").partition(": ")
+            known = self.told.setdefault(subject, {}).get(contract)
+            if known is None or verdict == "FAILED" or (known[0] != "FAILED" and verdict == "PASSED"):
+                self.told[subject][contract] = verdict, why
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """For each part what did not pass, and a verdict."""
+        if not self.told:
+            return
+        from conformance_tests import SUITE_VERSION
+
+        terminalreporter.section("Ratchet conformance of other parts")
+        for subject, contracts in sorted(self.told.items()):
+            for contract, (verdict, why) in sorted(contracts.items()):
+                if verdict != "PASSED":
+                    terminalreporter.line(f"{verdict:12}  {contract:8}  {why}")
+            failed = any(verdict == "FAILED" for verdict, _ in contracts.values())
+            end = "incomplete" if failed else "complete"
+            terminalreporter.line(f"Ratchet conformance {SUITE_VERSION}, {subject}: {end}")

@@ -18,7 +18,7 @@ from ratchet.engine.attempt import Attempt, Ended
 from ratchet.engine.identity import is_gone
 from ratchet.engine.logs import Sparse, told, traced
 from ratchet.errors import StoreError
-from ratchet.spi.store import JobStore, NodeInfo, Orphan, RecoverRequest, Settled
+from ratchet.spi.store import JobStore, Node, NodeInfo, Orphan, RecoverRequest, Settled
 
 if TYPE_CHECKING:
     from ratchet.domain.job import Job
@@ -88,6 +88,7 @@ class Heartbeat:
         self._skewed = False
         self._calm_since: float | None = None
         self._last_try: float | None = None
+        self._last_answer: tuple[datetime, float] | None = None
 
     def beat(self) -> float:
         """Send one; answers the delay until the next."""
@@ -103,7 +104,8 @@ class Heartbeat:
         took = time.monotonic() - sent
         self.last_sent = sent
         self._note_skew(answer.timestamp() - wall, took)
-        if late or self._calm_since is None:
+        jumped = self._has_jumped(answer, sent)
+        if late or jumped or self._calm_since is None:
             self._calm_since = sent
         # Under load the interval only shrinks: a slow answer must not be followed by a long silence.
         return max(self.interval / 2 if took > self.interval / 4 else self.interval, 0.05)
@@ -117,6 +119,29 @@ class Heartbeat:
     def silent_for(self) -> float:
         """Seconds since the sending of the last heartbeat that succeeded."""
         return time.monotonic() - self.last_sent
+
+    def _has_jumped(self, answer: datetime, sent: float) -> bool:
+        """True if store time has left monotonic time behind since the last heartbeat, by more than may be.
+
+        A machine that was suspended, or a clock that was set: everyone looks dead until he has reported
+        himself again. Up to half the grace nobody does: a heartbeat is at most a third of it old.
+        """
+        last, self._last_answer = self._last_answer, (answer, sent)
+        if last is None:
+            return False
+        ahead = (answer - last[0]).total_seconds() - (sent - last[1])
+        return ahead > self._settings.orphan_grace.total_seconds() / 2
+
+    def vouches_for(self, own: Node) -> bool:
+        """True if this node, as it is registered, shows that store time can be trusted now.
+
+        One that looks half dead itself, though it lives, judges nobody until its own heartbeats have
+        succeeded for two intervals; nor does one whose latest heartbeat is still being answered.
+        """
+        if own.age > self._settings.orphan_grace / 2:
+            self._calm_since = None
+        last = self._last_answer
+        return self.may_recover and last is not None and last[0] == own.last_heartbeat
 
     @property
     def may_recover(self) -> bool:
@@ -268,6 +293,9 @@ class Sweep:
             return min(self._heartbeat.interval, 1.0)
         grace = self._settings.orphan_grace
         nodes = self._store.nodes()
+        own = next((node for node in nodes if node.info.incarnation == self._info.incarnation), None)
+        if own is None or not self._heartbeat.vouches_for(own):
+            return min(self._heartbeat.interval, 1.0)
         gone = frozenset(node.info.incarnation for node in nodes if is_gone(node, self._info))
         request = RecoverRequest(
             grace=grace,

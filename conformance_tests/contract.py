@@ -17,6 +17,7 @@ from conformance_tests.harness import HOOKS
 T = TypeVar("T", bound=Callable[..., Any])
 
 _ID: Final = re.compile(r"[A-Z]+(-[A-Z]+)*-\d\d")
+_CASES: Final = re.compile(r" \(F\d+\)")  # field cases are told by a mark of their own
 REQUIRED_HOOKS: Final = frozenset({"clock"})
 """Optional for an author who begins; a complete report needs them, because a store takes a clock."""
 
@@ -77,7 +78,7 @@ def contract(
         if not told:
             raise ValueError(f"{id}: {test.__name__} has no docstring to say what must hold")
         where = f"{test.__module__}::{test.__qualname__}"
-        made = Contract(id, " ".join(told.split()), where, needs, capability)
+        made = Contract(id, _CASES.sub("", " ".join(told.split())), where, needs, capability)
         known = _CONTRACTS.get(id)
         if known is not None and known.test != where:
             raise ValueError(f"{id} is shown by {known.test} and by {where}; an id belongs to one test")

@@ -57,6 +57,9 @@ class Shown:
         return Verdict.NOT_OFFERED if declared else Verdict.NOT_DECLARED
 
 
+MANY: Final = 12
+"""So many contracts that did not run are a narrowed run, and counted instead of listed."""
+
 GOOD: Final = frozenset({Verdict.PASSED, Verdict.NOT_DECLARED})
 
 
@@ -118,7 +121,10 @@ class Results:
         """For the terminal: facts, what did not pass (verbose: everything), and the verdict."""
         for key, value in sorted(self.facts.items()):
             yield f"{key}: {value}"
+        not_run = [name for name, shown in self.shown.items() if shown.verdict is Verdict.NOT_RUN]
         for name, shown in self.shown.items():
+            if shown.verdict is Verdict.NOT_RUN and len(not_run) > MANY:
+                continue
             if verbose or shown.verdict is not Verdict.PASSED:
                 yield f"{shown.verdict.value:12}  {name:12}  {self._note(name)}"
         told = ", ".join(f"{number} {verdict.value}" for verdict, number in sorted(self.counts().items()))

@@ -114,6 +114,10 @@ class UnderTest:
         for handle in handles:
             handle.close()
 
+    def forget(self, handle: JobStore) -> None:
+        """Do not close this one: it belongs to somebody who is gone."""
+        self._handles.remove(handle)
+
     def close(self) -> None:
         """Let go of everything; the harness is closed by who made it."""
         self.close_handles()

@@ -16,7 +16,7 @@ from ratchet.errors import DuplicateBusinessKey
 from ratchet.spi.store import Applied, OnConflict, Refused, Selected, Selection
 
 
-@killed_by("test_pause_01_02_and_back")
+@killed_by("APPLY-01")
 class ResumeMakesDueNow(MemoryData):
     """A job that was paused loses its due time when it is resumed."""
 
@@ -26,7 +26,7 @@ class ResumeMakesDueNow(MemoryData):
             record.scheduled_time = now
 
 
-@killed_by("test_pause_01_02_and_back")
+@killed_by("APPLY-01")
 class ResumeRemembersThePause(MemoryData):
     """A resumed job still says where it was paused from."""
 
@@ -37,7 +37,7 @@ class ResumeRemembersThePause(MemoryData):
             record.paused_from_status = before
 
 
-@killed_by("test_a_batch_parent_does_no_work")
+@killed_by("CELL-04")
 class PauseTakesABatchParent(MemoryStore):
     """A batch parent, which does no work, is paused."""
 
@@ -63,35 +63,35 @@ class _Keeps(MemoryData):
             setattr(record, self.field, before)
 
 
-@killed_by("test_retry_07_a_requeue_is_a_new_life")
+@killed_by("APPLY-05")
 class RequeueKeepsAttempts(_Keeps):
     """A requeued job starts with its attempts used up."""
 
     field = "attempts"
 
 
-@killed_by("test_retry_07_a_requeue_is_a_new_life")
+@killed_by("APPLY-05")
 class RequeueKeepsCrashes(_Keeps):
     """A requeued job starts with its crash budget used up."""
 
     field = "crash_count"
 
 
-@killed_by("test_retry_07_a_requeue_is_a_new_life")
+@killed_by("APPLY-05")
 class RequeueKeepsTheError(_Keeps):
     """A requeued job still shows the error of its last life."""
 
     field = "last_error"
 
 
-@killed_by("test_retry_07_a_requeue_is_a_new_life")
+@killed_by("APPLY-05")
 class RequeueKeepsTheDueTime(_Keeps):
     """A requeued job is due when it was, not now."""
 
     field = "scheduled_time"
 
 
-@killed_by("test_retry_07_a_requeue_is_a_new_life")
+@killed_by("APPLY-05")
 class RequeueForgetsTheHistory(MemoryData):
     """A requeued job has no history."""
 
@@ -101,7 +101,7 @@ class RequeueForgetsTheHistory(MemoryData):
             record.history = None
 
 
-@killed_by("test_f73_abort_is_all_or_nothing")
+@killed_by("BULK-06")
 class BulkRetryIsNotAtomic(MemoryStore):
     """A bulk requeue that is aborted by a conflict has requeued the others."""
 
@@ -115,7 +115,7 @@ class BulkRetryIsNotAtomic(MemoryStore):
             raise
 
 
-@killed_by("test_f73_skip_names_what_it_left")
+@killed_by("BULK-07")
 class BulkRetrySkipsSilently(MemoryStore):
     """A bulk requeue does not say which jobs it left."""
 
@@ -126,7 +126,7 @@ class BulkRetrySkipsSilently(MemoryStore):
         return replace(answer, skipped={})
 
 
-@killed_by("test_f73_conflicts_do_not_block_a_page")
+@killed_by("BULK-09")
 class BulkRetryCountsConflicts(MemoryStore):
     """Jobs that are skipped fill the page of a bulk requeue, which then never gets past them."""
 
@@ -139,7 +139,7 @@ class BulkRetryCountsConflicts(MemoryStore):
         return super().apply_where(narrow, trigger, limit=limit, on_conflict=on_conflict)
 
 
-@killed_by("test_retry_10_bulk_requeue_is_narrowed_to_failed")
+@killed_by("BULK-03")
 class BulkRetryTakesOtherStates(MemoryStore):
     """A bulk requeue whose filter names WAITING moves waiting jobs."""
 
@@ -156,7 +156,7 @@ class BulkRetryTakesOtherStates(MemoryStore):
         return replace(answer, ids=sorted([*answer.ids, *more]))
 
 
-@killed_by("test_retry_09_bulk_requeue")
+@killed_by("BULK-02")
 class BulkRetryIgnoresItsLimit(MemoryStore):
     """A bulk requeue moves one job more than its limit."""
 

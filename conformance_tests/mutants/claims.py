@@ -47,7 +47,7 @@ def _due(record: Record, now: datetime) -> bool:
     return record.status is Status.PENDING and record.scheduled_time <= now and single
 
 
-@killed_by("test_claim_refuses_what_is_not_due")
+@killed_by("CELL-03")
 class ClaimIgnoresSchedule(_Greedy):
     """A job is claimed a second before it is due."""
 
@@ -55,7 +55,7 @@ class ClaimIgnoresSchedule(_Greedy):
         return record.status is Status.PENDING and now < record.scheduled_time <= now + _SECOND
 
 
-@killed_by("test_a_blocked_step_is_never_due")
+@killed_by("CELL-07")
 class ClaimTakesABlockedStep(_Greedy):
     """A step whose predecessor has not succeeded is claimed."""
 
@@ -63,7 +63,7 @@ class ClaimTakesABlockedStep(_Greedy):
         return record.status is Status.PENDING and record.scheduled_time == UNSCHEDULED
 
 
-@killed_by("test_claim_refuses_what_is_not_due")
+@killed_by("CELL-03")
 class ClaimExcludesTheVeryMoment(MemoryStore):
     """A job is claimed only after its due time, not at it."""
 
@@ -77,7 +77,7 @@ class ClaimExcludesTheVeryMoment(MemoryStore):
         return super().claim(request)
 
 
-@killed_by("test_a_batch_parent_does_no_work")
+@killed_by("CELL-04")
 class ClaimTakesABatchParent(_Greedy):
     """A batch parent, which does no work, is claimed."""
 
@@ -85,7 +85,7 @@ class ClaimTakesABatchParent(_Greedy):
         return record.status is Status.PENDING and record.new.type is JobType.BATCH
 
 
-@killed_by("test_claim_08_dual_05_06_eligibility")
+@killed_by("CLAIM-08")
 class ClaimTakesAPausedJob(_Greedy):
     """A paused job is claimed when it is due."""
 
@@ -93,7 +93,7 @@ class ClaimTakesAPausedJob(_Greedy):
         return record.status is Status.PAUSED and record.scheduled_time <= now
 
 
-@killed_by("test_claim_08_dual_05_06_eligibility")
+@killed_by("CLAIM-08")
 class ClaimTakesAFailedJob(_Greedy):
     """A job that failed for good is claimed again."""
 
@@ -101,7 +101,7 @@ class ClaimTakesAFailedJob(_Greedy):
         return record.status is Status.FAILED
 
 
-@killed_by("test_claim_01_03_04_09_claims_are_stamped")
+@killed_by("CLAIM-01")
 class ClaimTakesAnotherNodesClaim(_Greedy):
     """A node is given what another node runs."""
 
@@ -109,7 +109,7 @@ class ClaimTakesAnotherNodesClaim(_Greedy):
         return record.status is Status.RUNNING and record.picked_by != request.incarnation
 
 
-@killed_by("test_claim_02_limit")
+@killed_by("CLAIM-02")
 class ClaimExceedsItsLimit(MemoryStore):
     """A claim answers one job more than its limit."""
 
@@ -117,7 +117,7 @@ class ClaimExceedsItsLimit(MemoryStore):
         return super().claim(replace(request, limit=request.limit + 1))
 
 
-@killed_by("test_claim_17_to_20_executors_have_limits")
+@killed_by("CLAIM-17")
 class ClaimIgnoresTheLimitOfAnExecutor(MemoryStore):
     """The limit of each executor is taken for the limit of all."""
 
@@ -126,7 +126,7 @@ class ClaimIgnoresTheLimitOfAnExecutor(MemoryStore):
         return super().claim(replace(request, limits=limits))
 
 
-@killed_by("test_claim_12_to_16_tags")
+@killed_by("CLAIM-12")
 class ClaimIgnoresRequiredTags(MemoryStore):
     """A job without the required tags is claimed."""
 
@@ -134,7 +134,7 @@ class ClaimIgnoresRequiredTags(MemoryStore):
         return super().claim(replace(request, require_tags=frozenset()))
 
 
-@killed_by("test_claim_12_to_16_tags")
+@killed_by("CLAIM-12")
 class OneRequiredTagIsEnough(_Greedy):
     """A job that carries one of the required tags is claimed though it lacks the others."""
 
@@ -142,7 +142,7 @@ class OneRequiredTagIsEnough(_Greedy):
         return _due(record, now) and bool(request.require_tags & record.new.tags)
 
 
-@killed_by("test_claim_12_to_16_tags")
+@killed_by("CLAIM-12")
 class ClaimIgnoresExcludedTags(MemoryStore):
     """A job with an excluded tag is claimed."""
 
@@ -150,7 +150,7 @@ class ClaimIgnoresExcludedTags(MemoryStore):
         return super().claim(replace(request, exclude_tags=frozenset()))
 
 
-@killed_by("test_claim_11_types")
+@killed_by("CLAIM-11")
 class ClaimIgnoresTypes(MemoryStore):
     """A job of a type that was not asked for is claimed."""
 
@@ -158,7 +158,7 @@ class ClaimIgnoresTypes(MemoryStore):
         return super().claim(replace(request, types=frozenset()))
 
 
-@killed_by("test_leave_out_is_by_pair")
+@killed_by("CLAIM-28")
 class ClaimLeavesOutByTargetAlone(MemoryStore):
     """A target that cannot be run in one payload format is left out in every format."""
 
@@ -168,7 +168,7 @@ class ClaimLeavesOutByTargetAlone(MemoryStore):
         return super().claim(replace(request, leave_out=every))
 
 
-@killed_by("test_claim_06_07_order")
+@killed_by("CLAIM-06")
 class ClaimIgnoresPriority(MemoryStore):
     """The claims are answered by due time, whatever their priority."""
 
@@ -177,7 +177,7 @@ class ClaimIgnoresPriority(MemoryStore):
         return replace(answer, claims=sorted(answer.claims, key=lambda c: (c.scheduled_time, c.job_id)))
 
 
-@killed_by("test_claim_06_07_order")
+@killed_by("CLAIM-06")
 class ClaimIgnoresDueTime(MemoryStore):
     """Among equal priorities the claims are answered by id, not by due time."""
 
@@ -186,7 +186,7 @@ class ClaimIgnoresDueTime(MemoryStore):
         return replace(answer, claims=sorted(answer.claims, key=lambda c: (-c.priority, c.job_id)))
 
 
-@killed_by("test_ageing_lifts_by_whole_intervals")
+@killed_by("CLAIM-23")
 class ClaimIgnoresAgeing(MemoryStore):
     """Waiting work never overtakes more urgent new work."""
 
@@ -194,7 +194,7 @@ class ClaimIgnoresAgeing(MemoryStore):
         return super().claim(replace(request, boost_interval=timedelta()))
 
 
-@killed_by("test_without_ageing_priority_is_strict")
+@killed_by("CLAIM-24")
 class AgeingCannotBeSwitchedOff(MemoryStore):
     """A boost interval of 0 is taken for the default one."""
 
@@ -203,7 +203,7 @@ class AgeingCannotBeSwitchedOff(MemoryStore):
         return super().claim(replace(request, boost_interval=boost))
 
 
-@killed_by("test_claim_01_03_04_09_claims_are_stamped")
+@killed_by("CLAIM-01")
 class ClaimIsStampedLate(MemoryStore):
     """Who holds a claim is written only when the node asks what it holds."""
 
@@ -221,7 +221,7 @@ class ClaimIsStampedLate(MemoryStore):
         return super().held(incarnation)
 
 
-@killed_by("test_claim_21_claims_are_numbered")
+@killed_by("CLAIM-21")
 class SameNodeSameClaim(MemoryData):
     """A node that claims a job again gets the number of its last claim."""
 
@@ -246,28 +246,28 @@ class _AnswersOtherwise(MemoryStore):
         return answer
 
 
-@killed_by("test_claim_02_limit")
+@killed_by("CLAIM-02")
 class NoMoreIsDue(_AnswersOtherwise):
     """A claim that was cut by its limit says that nothing more is due."""
 
     more = False
 
 
-@killed_by("test_claim_02_limit")
+@killed_by("CLAIM-02")
 class MoreIsAlwaysDue(_AnswersOtherwise):
     """A claim that took everything says that more is due."""
 
     more = True
 
 
-@killed_by("test_next_due_follows_the_jobs")
+@killed_by("CLAIM-31")
 class NextDueIsLate(_AnswersOtherwise):
     """The next due time is told a second too late."""
 
     shift = _SECOND
 
 
-@killed_by("test_next_due_follows_the_jobs")
+@killed_by("CLAIM-31")
 class NextDueIsForgotten(MemoryStore):
     """A claim that answers work does not say when the next is due."""
 
@@ -275,7 +275,7 @@ class NextDueIsForgotten(MemoryStore):
         return replace(super().claim(request), next_due=None)
 
 
-@killed_by("test_held_names_running_claims_of_one_incarnation")
+@killed_by("HELD-01")
 class HeldForgets(MemoryStore):
     """Of all that an incarnation holds only one claim is answered."""
 
@@ -283,7 +283,7 @@ class HeldForgets(MemoryStore):
         return list(super().held(incarnation))[:1]
 
 
-@killed_by("test_held_names_running_claims_of_one_incarnation")
+@killed_by("HELD-01")
 class HeldIsOfEverybody(MemoryStore):
     """`held` answers the claims of other incarnations too."""
 

@@ -29,49 +29,49 @@ class _Unfenced(MemoryData):
         return super().settle(settlement, now)
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class SucceedWithoutFence(_Unfenced):
     """A success is written whatever claim it carries, as long as the job runs."""
 
     triggers = frozenset({Trigger.SUCCEED})
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class FailWithoutFence(_Unfenced):
     """A failure is written whatever claim it carries."""
 
     triggers = frozenset({Trigger.FAIL})
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class RetryWithoutFence(_Unfenced):
     """A retry is written whatever claim it carries."""
 
     triggers = frozenset({Trigger.RETRY})
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class DeferWithoutFence(_Unfenced):
     """A deferral is written whatever claim it carries."""
 
     triggers = frozenset({Trigger.DEFER})
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class ReleaseWithoutFence(_Unfenced):
     """A release is written whatever claim it carries."""
 
     triggers = frozenset({Trigger.RELEASE})
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class CrashFailWithoutFence(_Unfenced):
     """A crash failure of a claim that was recovered meanwhile ends the new claim."""
 
     triggers = frozenset({Trigger.CRASH_FAIL})
 
 
-@killed_by("test_a_fenced_row_needs_its_claim")
+@killed_by("FENCE-03")
 class MissingClaimIsNoFence(MemoryData):
     """A fenced write that carries no claim at all is taken as one that needs none."""
 
@@ -83,7 +83,7 @@ class MissingClaimIsNoFence(MemoryData):
         return super().settle(settlement, now)
 
 
-@killed_by("test_one_refused_entry_leaves_the_others")
+@killed_by("MANY-02")
 class GroupsWithoutFence(MemoryStore):
     """`settle` is fenced, `settle_many` is not."""
 
@@ -98,14 +98,14 @@ class GroupsWithoutFence(MemoryStore):
         return super().settle_many(forged)
 
 
-@killed_by("test_cancel_running_may_insist_on_a_claim")
+@killed_by("SETTLE-17")
 class UnfencedRowIgnoresItsClaim(_Unfenced):
     """A cancel-running that names a claim is applied to another."""
 
     triggers = frozenset({Trigger.CANCEL_RUNNING})
 
 
-@killed_by("test_a_stale_version_is_refused")
+@killed_by("APPLY-04")
 class VersionIsNoGuard(MemoryStore):
     """`apply` ignores the version that the sender saw."""
 
@@ -113,7 +113,7 @@ class VersionIsNoGuard(MemoryStore):
         return super().apply(replace(change, version=None))
 
 
-@killed_by("test_allowed_cell")
+@killed_by("CELL-01")
 class VersionStays(MemoryData):
     """A settlement does not raise the version."""
 
@@ -124,7 +124,7 @@ class VersionStays(MemoryData):
             record.version = version
 
 
-@killed_by("test_allowed_cell")
+@killed_by("CELL-01")
 class UpdateTimeStays(MemoryData):
     """A change of a job does not move its `updated_at`."""
 
@@ -135,7 +135,7 @@ class UpdateTimeStays(MemoryData):
             record.updated_at = before
 
 
-@killed_by("test_refused_cell")
+@killed_by("CELL-02")
 class CancelOverwritesSuccess(MemoryData):
     """A cancel that comes after the success makes a CANCELED job of it."""
 
@@ -151,7 +151,7 @@ class CancelOverwritesSuccess(MemoryData):
         return super().settle(settlement, now)
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class RefusalWithoutTheJob(MemoryData):
     """A refusal does not say how the job stands now."""
 

@@ -22,7 +22,7 @@ _GIVES_UP = frozenset({BusinessKey.FREED, BusinessKey.MOVED})
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-@killed_by("test_dual_01_02_04_settling_moves_everything_at_once")
+@killed_by("SETTLE-18")
 class KeyKeptAfterSuccess(MemoryData):
     """A job that has succeeded still holds its business key."""
 
@@ -46,7 +46,7 @@ class _LosesItsKey(MemoryData):
         super().transition(record, change, now)
 
 
-@killed_by("test_bk_01_to_05_09_12_who_holds_a_key")
+@killed_by("KEY-04")
 class KeyFreedByTheClaim(_LosesItsKey):
     """A job loses its business key when it is claimed."""
 
@@ -56,7 +56,7 @@ class KeyFreedByTheClaim(_LosesItsKey):
             self.lose(record)
 
 
-@killed_by("test_bk_07_08_a_key_is_held_through_a_pause")
+@killed_by("KEY-05")
 class KeyFreedByThePause(_LosesItsKey):
     """A job loses its business key when it is paused."""
 
@@ -66,7 +66,7 @@ class KeyFreedByThePause(_LosesItsKey):
             self.lose(record)
 
 
-@killed_by("test_dual_03_requeue_takes_its_key_again")
+@killed_by("APPLY-06")
 class RequeueLeavesTheKey(_LosesItsKey):
     """A requeued job does not hold its business key."""
 
@@ -76,7 +76,7 @@ class RequeueLeavesTheKey(_LosesItsKey):
             self.lose(record)
 
 
-@killed_by("test_requeue_of_a_key_in_use")
+@killed_by("APPLY-07")
 class RequeueStealsTheKey(MemoryStore):
     """A requeued job takes its business key from the job that holds it now."""
 
@@ -88,7 +88,7 @@ class RequeueStealsTheKey(MemoryStore):
         return super().apply(change)
 
 
-@killed_by("test_keys_are_taken_for_ever")
+@killed_by("KEY-01")
 class IdempotencyForgottenByDelete(MemoryData):
     """With a deleted job its idempotency key is forgotten, and a late repeat runs again."""
 
@@ -98,7 +98,7 @@ class IdempotencyForgottenByDelete(MemoryData):
             del self.idempotency[record.new.idempotency_key]
 
 
-@killed_by("test_crud_06_a_taken_key_answers_the_original")
+@killed_by("INSERT-08")
 class IdempotencyEndsWithTheJob(MemoryStore):
     """A settled job no longer answers for its idempotency key; the repeat is inserted."""
 
@@ -111,7 +111,7 @@ class IdempotencyEndsWithTheJob(MemoryStore):
         return super().insert(jobs, unit=unit)
 
 
-@killed_by("test_crud_06_a_taken_key_answers_the_original")
+@killed_by("INSERT-08")
 class RepeatClaimsToBeCreated(MemoryStore):
     """A repeat under a taken idempotency key is told that it was created."""
 
@@ -119,7 +119,7 @@ class RepeatClaimsToBeCreated(MemoryStore):
         return [replace(answer, created=True) for answer in super().insert(jobs, unit=unit)]
 
 
-@killed_by("test_bulk_01_taken_keys_inside_a_list")
+@killed_by("INSERT-10")
 class RepeatInAListIsInserted(MemoryStore):
     """A key that occurs twice in one list makes two jobs."""
 
@@ -132,7 +132,7 @@ class RepeatInAListIsInserted(MemoryStore):
         return super().insert(apart, unit=unit)
 
 
-@killed_by("test_bulk_01_a_business_conflict_inserts_nothing")
+@killed_by("INSERT-11")
 class InsertIsNotAtomic(MemoryStore):
     """What stands before a conflict in a list is inserted."""
 
@@ -146,7 +146,7 @@ class InsertIsNotAtomic(MemoryStore):
             raise
 
 
-@killed_by("test_bulk_01_a_business_conflict_inserts_nothing")
+@killed_by("INSERT-11")
 class OnlyTheFirstConflictIsNamed(MemoryStore):
     """Of several business keys that are held only one is named."""
 
@@ -158,7 +158,7 @@ class OnlyTheFirstConflictIsNamed(MemoryStore):
             raise DuplicateBusinessKey({key: holder}) from None
 
 
-@killed_by("test_crud_17_an_id_is_inserted_once")
+@killed_by("INSERT-07")
 class InsertOverwrites(MemoryStore):
     """A job whose id is stored replaces the stored one."""
 
@@ -172,7 +172,7 @@ class InsertOverwrites(MemoryStore):
         return super().insert(jobs, unit=unit)
 
 
-@killed_by("test_due_times")
+@killed_by("INSERT-05")
 class DelayIsCutShort(MemoryStore):
     """A delay is cut to a millisecond rather than rounded up, so that a job runs too early."""
 
@@ -184,7 +184,7 @@ class DelayIsCutShort(MemoryStore):
         return super().insert(cut, unit=unit)
 
 
-@killed_by("test_a_unit_needs_the_capability")
+@killed_by("INSERT-14")
 class UnitIsIgnored(MemoryStore):
     """A job is inserted beside the caller's transaction, not in it."""
 
@@ -192,7 +192,7 @@ class UnitIsIgnored(MemoryStore):
         return super().insert(jobs)
 
 
-@killed_by("test_what_the_caller_changes_later_is_not_the_job")
+@killed_by("INSERT-02")
 class ParamsAreTheCallers(MemoryData):
     """The store keeps the caller's own dict of params, and what becomes of it."""
 
@@ -201,7 +201,7 @@ class ParamsAreTheCallers(MemoryData):
         self.records[new.id.int].params = new.params
 
 
-@killed_by("test_crud_10_bulk_19_20_21_delete")
+@killed_by("DELETE-01")
 class DeleteTakesUnsettledJobs(MemoryStore):
     """A job that is still to run is deleted."""
 
@@ -216,7 +216,7 @@ class DeleteTakesUnsettledJobs(MemoryStore):
         return super().delete(job_ids)
 
 
-@killed_by("test_crud_10_bulk_19_20_21_delete")
+@killed_by("DELETE-01")
 class DeleteCountsWhatItWasGiven(MemoryStore):
     """`delete` answers how many ids it got, unknown ones included."""
 
@@ -225,7 +225,7 @@ class DeleteCountsWhatItWasGiven(MemoryStore):
         return len(job_ids)
 
 
-@killed_by("test_a_deleted_job_has_no_callbacks")
+@killed_by("DELETE-04")
 class CallbacksSurviveDelete(MemoryData):
     """A pending callback of a deleted job is still handed out."""
 

@@ -17,7 +17,7 @@ from ratchet.spi.store import Health, Inserted, Order, Page, Selection
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-@killed_by("test_crud_18_created_at_stays")
+@killed_by("CELL-01")
 class ReadsAreCached(MemoryStore):
     """A job that was read once is answered as it was then."""
 
@@ -29,7 +29,7 @@ class ReadsAreCached(MemoryStore):
         return job
 
 
-@killed_by("test_crud_05_09_bulk_04_many_reads")
+@killed_by("GET-01")
 class ManyReadsAreCut(MemoryStore):
     """Of many ids only the first 500 are read."""
 
@@ -37,7 +37,7 @@ class ManyReadsAreCut(MemoryStore):
         return super().get_many(list(job_ids)[:500])
 
 
-@killed_by("test_crud_05_09_bulk_04_many_reads")
+@killed_by("GET-01")
 class ManyReadsRepeat(MemoryStore):
     """An id that is given twice is answered twice."""
 
@@ -45,7 +45,7 @@ class ManyReadsRepeat(MemoryStore):
         return [job for job_id in job_ids if (job := self.get(job_id)) is not None]
 
 
-@killed_by("test_crud_15_counts")
+@killed_by("COUNT-01")
 class CountsLeaveOutZeros(MemoryStore):
     """A state in which there is no job is missing from the counts."""
 
@@ -53,7 +53,7 @@ class CountsLeaveOutZeros(MemoryStore):
         return {status: number for status, number in super().counts().items() if number}
 
 
-@killed_by("test_keys_are_compared_exactly")
+@killed_by("KEY-03")
 class KeysIgnoreCase(MemoryStore):
     """A business key is found in another case."""
 
@@ -65,7 +65,7 @@ class KeysIgnoreCase(MemoryStore):
         return super().find_by_key(idempotency=idempotency, business=business)
 
 
-@killed_by("test_aud_06_histories_are_per_job")
+@killed_by("HISTORY-02")
 class HistoryOfEverybody(MemoryStore):
     """The history of a job shows the claims of others."""
 
@@ -94,7 +94,7 @@ class _Selects(MemoryStore):
         return super().count(self.selects(selection))
 
 
-@killed_by("test_text_of_target_and_error")
+@killed_by("FIND-06")
 class TextIsAPattern(_Selects):
     """The wildcards of a target text are obeyed, not looked for."""
 
@@ -107,7 +107,7 @@ class TextIsAPattern(_Selects):
         return replace(selection, target=None, ids=selection.ids & found if selection.ids else found)
 
 
-@killed_by("test_q_05_tags")
+@killed_by("FIND-04")
 class AnyTagWillDo(_Selects):
     """A job that carries one of the given tags is found."""
 
@@ -118,7 +118,7 @@ class AnyTagWillDo(_Selects):
         return replace(selection, tags=frozenset(), ids=found)
 
 
-@killed_by("test_q_08_time_ranges")
+@killed_by("FIND-07")
 class RangesIncludeTheirEnd(_Selects):
     """A job that was created at the end of a range is found."""
 
@@ -127,7 +127,7 @@ class RangesIncludeTheirEnd(_Selects):
         return selection if end is None else replace(selection, created_before=end + _MILLISECOND)
 
 
-@killed_by("test_q_02_03_04_07_fields")
+@killed_by("FIND-02")
 class PrincipalIsIgnored(_Selects):
     """The jobs of every principal are found."""
 
@@ -135,7 +135,7 @@ class PrincipalIsIgnored(_Selects):
         return replace(selection, principal=None)
 
 
-@killed_by("test_q_09_10_13_pages")
+@killed_by("FIND-08")
 class PageSkipsAJob(MemoryStore):
     """The first job behind a cursor is left out."""
 
@@ -151,7 +151,7 @@ class PageSkipsAJob(MemoryStore):
         return page if cursor is None else replace(page, jobs=page.jobs[1:])
 
 
-@killed_by("test_a_cursor_of_another_order")
+@killed_by("FIND-14")
 class CursorOfAnotherOrder(MemoryStore):
     """A cursor of one order is taken for one of another."""
 
@@ -169,7 +169,7 @@ class CursorOfAnotherOrder(MemoryStore):
         return super().find(selection, order=order, limit=limit, cursor=cursor)
 
 
-@killed_by("test_throughput_and_durations")
+@killed_by("HEALTH-04")
 class ThroughputIgnoresItsWindow(MemoryStore):
     """The throughput is of all time."""
 
@@ -179,7 +179,7 @@ class ThroughputIgnoresItsWindow(MemoryStore):
         return replace(answer, throughput=settled / window.total_seconds() if window else 0.0)
 
 
-@killed_by("test_the_oldest_due_job")
+@killed_by("HEALTH-03")
 class OldestIsNotDue(MemoryStore):
     """The age of the oldest job counts jobs that are not due yet."""
 
@@ -189,7 +189,7 @@ class OldestIsNotDue(MemoryStore):
         return replace(answer, oldest_due_age=answer.now - min(times) if times else None)
 
 
-@killed_by("test_instants_are_whole_milliseconds")
+@killed_by("INSERT-06")
 class TimeHasMicroseconds(MemoryStore):
     """Store time is not cut to milliseconds."""
 
@@ -197,7 +197,7 @@ class TimeHasMicroseconds(MemoryStore):
         return self._data.clock.now()
 
 
-@killed_by("test_a_closed_store_says_so")
+@killed_by("STORE-03")
 class ClosedStoreAnswers(MemoryStore):
     """A closed handle still works."""
 

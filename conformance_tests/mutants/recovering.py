@@ -19,7 +19,7 @@ from ratchet.spi.store import Node, NodeInfo, Orphan, PendingCallback, RecoverRe
 # -- who is dead ----------------------------------------------------------------------------------
 
 
-@killed_by("test_bulk_08_a_live_owner_keeps_its_claims")
+@killed_by("RECOVER-02")
 class OrphanOfALiveNode(MemoryData):
     """An old claim is an orphan although its owner sends heartbeats."""
 
@@ -35,7 +35,7 @@ class OrphanOfALiveNode(MemoryData):
         return iter(list(dead.values()))
 
 
-@killed_by("test_bulk_05_06_07_never_registered")
+@killed_by("RECOVER-01")
 class UnregisteredNodesLiveForEver(MemoryData):
     """A node that died before its first heartbeat keeps its claims."""
 
@@ -44,7 +44,7 @@ class UnregisteredNodesLiveForEver(MemoryData):
         return iter([record for record in super().orphans(request, now) if record.picked_by in known])
 
 
-@killed_by("test_bulk_05_06_07_never_registered")
+@killed_by("RECOVER-01")
 class GraceEndsTooEarly(MemoryStore):
     """A claim is an orphan at the very end of the grace, not after it."""
 
@@ -52,7 +52,7 @@ class GraceEndsTooEarly(MemoryStore):
         return super().recover(replace(request, grace=request.grace - timedelta(milliseconds=1)))
 
 
-@killed_by("test_never_is_never")
+@killed_by("RECOVER-08")
 class NeverIsIgnored(MemoryStore):
     """A node that looks dead to itself takes its own claims back."""
 
@@ -60,7 +60,7 @@ class NeverIsIgnored(MemoryStore):
         return super().recover(replace(request, never=frozenset()))
 
 
-@killed_by("test_stat_11_bulk_10_known_gone")
+@killed_by("RECOVER-06")
 class KnownGoneIsIgnored(MemoryStore):
     """A restarted node waits for the grace of its own former incarnation."""
 
@@ -68,7 +68,7 @@ class KnownGoneIsIgnored(MemoryStore):
         return super().recover(replace(request, known_gone=frozenset()))
 
 
-@killed_by("test_only_known_gone_looks_at_nobody_else")
+@killed_by("RECOVER-07")
 class StartLooksAtEverybody(MemoryStore):
     """The pass at start also takes claims of nodes that have only been silent."""
 
@@ -76,7 +76,7 @@ class StartLooksAtEverybody(MemoryStore):
         return super().recover(replace(request, only_known_gone=False))
 
 
-@killed_by("test_node_08_09_forget")
+@killed_by("NODE-02")
 class ForgettingRecoversAtOnce(MemoryStore):
     """The claims of a node that deregistered are taken back before the grace."""
 
@@ -89,7 +89,7 @@ class ForgettingRecoversAtOnce(MemoryStore):
         return super().forget_node(incarnation)
 
 
-@killed_by("test_node_08_09_forget")
+@killed_by("NODE-02")
 class ForgettingIsAlwaysNews(MemoryStore):
     """`forget_node` says of an unknown node that it was registered."""
 
@@ -98,7 +98,7 @@ class ForgettingIsAlwaysNews(MemoryStore):
         return True
 
 
-@killed_by("test_node_01_05_07_10_heartbeats")
+@killed_by("NODE-01")
 class EveryHeartbeatIsAStart(MemoryStore):
     """A heartbeat moves the time at which a node started."""
 
@@ -107,7 +107,7 @@ class EveryHeartbeatIsAStart(MemoryStore):
         return super().heartbeat(info)
 
 
-@killed_by("test_node_01_05_07_10_heartbeats")
+@killed_by("NODE-01")
 class HeartbeatKeepsTheFirstWord(MemoryStore):
     """What a node says of itself is kept from its first heartbeat."""
 
@@ -116,7 +116,7 @@ class HeartbeatKeepsTheFirstWord(MemoryStore):
         return super().heartbeat(known[0] if known is not None else info)
 
 
-@killed_by("test_node_01_05_07_10_heartbeats")
+@killed_by("NODE-01")
 class NodesOldestFirst(MemoryStore):
     """The node that was silent for longest comes first."""
 
@@ -127,7 +127,7 @@ class NodesOldestFirst(MemoryStore):
 # -- what a crash costs ---------------------------------------------------------------------------
 
 
-@killed_by("test_bulk_12_17_crash_budget")
+@killed_by("RECOVER-10")
 class CrashBudgetIsOneMore(MemoryStore):
     """A job that has used up its crash budget is recovered once more."""
 
@@ -135,7 +135,7 @@ class CrashBudgetIsOneMore(MemoryStore):
         return super().recover(replace(request, crash_budget=request.crash_budget + 1))
 
 
-@killed_by("test_bulk_12_17_crash_budget")
+@killed_by("RECOVER-10")
 class CrashIsAnAttempt(MemoryData):
     """A crash is charged as a failed attempt."""
 
@@ -145,7 +145,7 @@ class CrashIsAnAttempt(MemoryData):
             record.attempts += 1
 
 
-@killed_by("test_bulk_12_17_crash_budget")
+@killed_by("RECOVER-10")
 class ExhaustedIsToldOnce(MemoryStore):
     """A job at its budget is reported to one sweep only, and stays RUNNING if that dies."""
 
@@ -157,7 +157,7 @@ class ExhaustedIsToldOnce(MemoryStore):
         return replace(answer, exhausted=fresh)
 
 
-@killed_by("test_f21_an_exhausted_job_does_not_hold_up_the_others")
+@killed_by("RECOVER-11")
 class ExhaustedHoldsUpTheOthers(MemoryStore):
     """A pass ends at the first job that is at its budget."""
 
@@ -172,7 +172,7 @@ class ExhaustedHoldsUpTheOthers(MemoryStore):
         return super().recover(request)
 
 
-@killed_by("test_a_pass_is_bounded")
+@killed_by("RECOVER-12")
 class RecoveredTwice(MemoryStore):
     """A claim that one pass has recovered is told again by the next."""
 
@@ -184,7 +184,7 @@ class RecoveredTwice(MemoryStore):
         return replace(answer, recovered=both)
 
 
-@killed_by("test_a_pass_is_bounded")
+@killed_by("RECOVER-12")
 class RecoveryIsNotBounded(MemoryStore):
     """A pass takes everything, whatever its limit."""
 
@@ -192,7 +192,7 @@ class RecoveryIsNotBounded(MemoryStore):
         return super().recover(replace(request, limit=10_000))
 
 
-@killed_by("test_aud_history_is_one_row_for_each_ended_claim")
+@killed_by("HISTORY-01")
 class CrashLeavesNoHistory(MemoryData):
     """A recovered claim is missing from the history."""
 
@@ -205,7 +205,7 @@ class CrashLeavesNoHistory(MemoryData):
 # -- callbacks ------------------------------------------------------------------------------------
 
 
-@killed_by("test_callbacks_stay_with_a_live_node")
+@killed_by("CALLBACK-01")
 class RivalRunsACallback(MemoryStore):
     """The pending callback of a live node is given to another."""
 
@@ -213,7 +213,7 @@ class RivalRunsACallback(MemoryStore):
         return super().take_callbacks(incarnation, grace=timedelta(days=-1), limit=limit)
 
 
-@killed_by("test_callbacks_stay_with_a_live_node")
+@killed_by("CALLBACK-01")
 class CallbackIsGivenTwice(MemoryStore):
     """A callback that was taken over is not moved, and the next sweep is given it too."""
 
@@ -225,7 +225,7 @@ class CallbackIsGivenTwice(MemoryStore):
         return taken
 
 
-@killed_by("test_callbacks_are_done_once")
+@killed_by("CALLBACK-03")
 class DoneIsNotDone(MemoryStore):
     """A callback that was reported done comes back."""
 
@@ -233,7 +233,7 @@ class DoneIsNotDone(MemoryStore):
         del job_id, claim_seq, name
 
 
-@killed_by("test_callbacks_are_done_once")
+@killed_by("CALLBACK-03")
 class DoneByTheWrongKey(MemoryStore):
     """A callback of one claim that is done takes those of all claims of the job with it."""
 
@@ -243,7 +243,7 @@ class DoneByTheWrongKey(MemoryStore):
                 del pending[key]
 
 
-@killed_by("test_callbacks_are_taken_up_to_a_limit")
+@killed_by("CALLBACK-04")
 class CallbackLimitIsIgnored(MemoryStore):
     """A sweep is given all pending callbacks, whatever its limit."""
 

@@ -124,7 +124,7 @@ class Judge:
         if report.failed and self._failure is None:
             error = call.excinfo.value if call.excinfo is not None else None
             fair = report.when == "call" and isinstance(
-                error, AssertionError | RatchetError | pytest.fail.Exception | ValueError
+                error, AssertionError | RatchetError | pytest.fail.Exception
             )
             lines = str(error).strip().splitlines()
             told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
@@ -142,7 +142,7 @@ def judge(mutants: Sequence[Mutant] = MUTANTS) -> list[Sentence]:
     named = ",".join(sorted({mutant.killed_by for mutant in mutants}))
     arguments = ["--pyargs", "conformance_tests", f"--ratchet-contracts={named}", "-q", "--no-header"]
     arguments += ["--ratchet-harness", "conformance_tests.mutants.run:MutantHarness"]
-    arguments += ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    arguments += ["-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     # Whatever pytest is told in the folder where this is started is not about the suite.
     arguments += ["-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
     code = pytest.main(arguments, plugins=[the_judge])

@@ -21,7 +21,7 @@ _CONFLICTS = (DuplicateBusinessKey, DuplicateIdempotencyKey)
 # -- what is written ------------------------------------------------------------------------------
 
 
-@killed_by("test_retry_03_a_retry_is_charged_and_due_later")
+@killed_by("SETTLE-13")
 class RetryIsNotCharged(MemoryData):
     """A retry does not count the attempt, so that a job is tried for ever."""
 
@@ -32,7 +32,7 @@ class RetryIsNotCharged(MemoryData):
             record.attempts = attempts
 
 
-@killed_by("test_retry_03_a_retry_is_charged_and_due_later")
+@killed_by("SETTLE-13")
 class RetryIsDueAtOnce(MemoryStore):
     """The delay of a retry is lost."""
 
@@ -42,7 +42,7 @@ class RetryIsDueAtOnce(MemoryStore):
         return super().settle(settlement)
 
 
-@killed_by("test_defer_and_release_charge_nothing")
+@killed_by("SETTLE-15")
 class ReleaseIsCharged(MemoryData):
     """A claim that is given back counts as a failed attempt."""
 
@@ -52,7 +52,7 @@ class ReleaseIsCharged(MemoryData):
             record.attempts += 1
 
 
-@killed_by("test_defer_and_release_charge_nothing")
+@killed_by("SETTLE-15")
 class ReleaseMovesTheDueTime(MemoryData):
     """A released job goes to the end of the queue."""
 
@@ -62,7 +62,7 @@ class ReleaseMovesTheDueTime(MemoryData):
             record.scheduled_time = now
 
 
-@killed_by("test_term_02_12_13_fail")
+@killed_by("SETTLE-11")
 class FailureForgetsItsAttempts(MemoryData):
     """A failure that gives no count sets the attempts to 0."""
 
@@ -72,7 +72,7 @@ class FailureForgetsItsAttempts(MemoryData):
             record.attempts = 0
 
 
-@killed_by("test_term_10_11_succeed")
+@killed_by("SETTLE-09")
 class EndIsTheTimeOfTheCommit(MemoryStore):
     """How long ago the body ended is ignored: a late commit makes a late end."""
 
@@ -80,7 +80,7 @@ class EndIsTheTimeOfTheCommit(MemoryStore):
         return super().settle(replace(settlement, change=replace(settlement.change, age=timedelta())))
 
 
-@killed_by("test_durations_are_never_negative")
+@killed_by("SETTLE-16")
 class DurationsMayBeNegative(MemoryData):
     """After the clock has stepped back a job has run for less than no time."""
 
@@ -94,7 +94,7 @@ class DurationsMayBeNegative(MemoryData):
 # -- the history ----------------------------------------------------------------------------------
 
 
-@killed_by("test_aud_history_is_one_row_for_each_ended_claim")
+@killed_by("HISTORY-01")
 class DeferralLeavesNoHistory(MemoryData):
     """A deferred claim is missing from the history."""
 
@@ -104,7 +104,7 @@ class DeferralLeavesNoHistory(MemoryData):
             record.history.pop()
 
 
-@killed_by("test_aud_history_is_one_row_for_each_ended_claim")
+@killed_by("HISTORY-01")
 class HistoryTwice(MemoryData):
     """A retry is recorded twice."""
 
@@ -114,7 +114,7 @@ class HistoryTwice(MemoryData):
             record.history.append(record.history[-1])
 
 
-@killed_by("test_aud_history_is_one_row_for_each_ended_claim")
+@killed_by("HISTORY-01")
 class HistoryIsRewritten(MemoryData):
     """The end of a claim changes the rows of the claims before it."""
 
@@ -125,7 +125,7 @@ class HistoryIsRewritten(MemoryData):
             record.history[-2] = (before, replace(old, error=change.error), at, node)
 
 
-@killed_by("test_aud_history_is_one_row_for_each_ended_claim")
+@killed_by("HISTORY-01")
 class TimeOutIsAPlainFailure(MemoryStore):
     """The history does not tell a time-out from another failure."""
 
@@ -136,7 +136,7 @@ class TimeOutIsAPlainFailure(MemoryStore):
 # -- effects --------------------------------------------------------------------------------------
 
 
-@killed_by("test_callbacks_of_unregistered_owners_move_at_once")
+@killed_by("CALLBACK-02")
 class CallbackIsLost(MemoryStore):
     """A callback is not recorded with the settlement, so that it dies with its node."""
 
@@ -145,7 +145,7 @@ class CallbackIsLost(MemoryStore):
         return super().settle(replace(settlement, effects=kept))
 
 
-@killed_by("test_not_replaceable")
+@killed_by("SETTLE-07")
 class EffectsOfARefusal(MemoryStore):
     """A settlement that is refused still submits its job."""
 
@@ -156,7 +156,7 @@ class EffectsOfARefusal(MemoryStore):
         return answer
 
 
-@killed_by("test_term_03_09_a_stale_claim_writes_nothing")
+@killed_by("FENCE-01")
 class CallbackOfARefusal(MemoryData):
     """A settlement that is refused still has its callback run."""
 
@@ -174,7 +174,7 @@ class CallbackOfARefusal(MemoryData):
         return answer
 
 
-@killed_by("test_term_04_a_settlement_is_all_or_nothing")
+@killed_by("SETTLE-08")
 class SettlementIsNotAtomic(MemoryStore):
     """A settlement whose job cannot be submitted raises, and has settled the claim."""
 
@@ -186,7 +186,7 @@ class SettlementIsNotAtomic(MemoryStore):
             raise
 
 
-@killed_by("test_a_replacement_that_cannot_be_inserted")
+@killed_by("SETTLE-06")
 class ReplacementIsNotAtomic(MemoryStore):
     """A replacement that cannot be inserted has canceled the old job."""
 
@@ -199,7 +199,7 @@ class ReplacementIsNotAtomic(MemoryStore):
             raise
 
 
-@killed_by("test_replace_moves_the_key")
+@killed_by("SETTLE-03")
 class ReplacementGetsNoKey(MemoryStore):
     """The business key of a replaced job is freed rather than moved to the new one."""
 
@@ -215,7 +215,7 @@ class ReplacementGetsNoKey(MemoryStore):
         return answer
 
 
-@killed_by("test_not_replaceable")
+@killed_by("SETTLE-07")
 class ReplaceTakesARunningJob(MemoryData):
     """A running job is replaced under its worker."""
 
@@ -230,7 +230,7 @@ class ReplaceTakesARunningJob(MemoryData):
 # -- groups ---------------------------------------------------------------------------------------
 
 
-@killed_by("test_one_refused_entry_leaves_the_others")
+@killed_by("MANY-02")
 class GroupStopsAtARefusal(MemoryStore):
     """What stands behind a refused entry of `settle_many` is refused with it."""
 
@@ -244,7 +244,7 @@ class GroupStopsAtARefusal(MemoryStore):
         return answers
 
 
-@killed_by("test_one_refused_entry_leaves_the_others")
+@killed_by("MANY-02")
 class GroupAnswersOutOfOrder(MemoryStore):
     """The answers of `settle_many` come by job id."""
 
@@ -252,7 +252,7 @@ class GroupAnswersOutOfOrder(MemoryStore):
         return sorted(super().settle_many(settlements), key=lambda answer: answer.job_id)
 
 
-@killed_by("test_in_a_list_a_conflict_is_one_refusal")
+@killed_by("MANY-01")
 class ConflictEndsTheGroup(MemoryStore):
     """A job that cannot be submitted makes `settle_many` raise when it has settled a part."""
 

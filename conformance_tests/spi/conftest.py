@@ -22,12 +22,15 @@ def _part_of(path: Path) -> str:
     return path.stem.removeprefix("test_").replace("_", "-")
 
 
+def _named(config: pytest.Config, part: str) -> list[str]:
+    found: list[str] = config.getoption(f"--ratchet-{part}", default=[])
+    return found
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the suites of parts that no option names."""
     part = _part_of(collection_path)
-    if collection_path.suffix == ".py" and part in PARTS and not config.getoption(f"--ratchet-{part}"):
-        return True
-    return None
+    return True if collection_path.suffix == ".py" and part in PARTS and not _named(config, part) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "factory" not in metafunc.fixturenames:
         return
     part = _part_of(Path(str(metafunc.module.__file__)))
-    names: list[str] = metafunc.config.getoption(f"--ratchet-{part}")
+    names = _named(metafunc.config, part)
     factories = []
     for name in names:
         try:
@@ -106,7 +109,7 @@ def pytest_runtest_makereport(
     if shown is not None and (report.when == "call" or not report.passed):
         callspec = getattr(item, "callspec", None)
         subject = str(callspec.id) if callspec is not None else "?"
-        names = [name for part in PARTS for name in item.config.getoption(f"--ratchet-{part}")]
+        names = [name for part in PARTS for name in _named(item.config, part)]
         subject = next((name for name in names if name in subject), subject)
         report.user_properties.append((PROPERTY, (subject, shown.id)))
     return report

@@ -9,6 +9,7 @@ from conformance_tests.mutants import (  # noqa: F401 - each registers its mutan
     claims,
     fences,
     keys,
+    racing,
     reading,
     recovering,
     settling,

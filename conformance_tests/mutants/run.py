@@ -142,7 +142,14 @@ def judge(mutants: Sequence[Mutant] = MUTANTS) -> list[Sentence]:
     named = ",".join(sorted({mutant.killed_by for mutant in mutants}))
     arguments = ["--pyargs", "conformance_tests", f"--ratchet-contracts={named}", "-q", "--no-header"]
     arguments += ["--ratchet-harness", "conformance_tests.mutants.run:MutantHarness"]
-    arguments += ["-p", "no:cacheprovider", "-p", "no:asyncio", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    arguments += [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
     # Whatever pytest is told in the folder where this is started is not about the suite.
     arguments += ["-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
     code = pytest.main(arguments, plugins=[the_judge])
@@ -156,7 +163,7 @@ def main(names: Sequence[str], json_file: str | None = None) -> int:
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     sentences = judge(chosen)
     for each in sentences:
-        print(f"{each.fate:16}  {each.contract:12}  {each.mutant}: {each.told}")
+        print(f"{each.fate:16}  {each.contract:12}  {each.mutant}: {each.told[:160]}")
     alive = sum(each.fate != "killed" for each in sentences)
     print(f"{len(sentences)} mutants, {len(sentences) - alive} killed by the contract they name")
     if json_file:

@@ -17,7 +17,7 @@ def from_threads(call: Callable[[], T], *, threads: int = 8, times: int = 50) ->
         barrier.wait(30)
         try:
             answers.extend([call() for _ in range(times)])
-        except BaseException as error:  # noqa: BLE001 - handed to the asserting thread
+        except BaseException as error:
             raised.append(error)
 
     workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]

@@ -58,7 +58,7 @@ class CoordinatorHarness:
         """A coordinator that has been started, watches, and is ready."""
         coordinator = self.opened()
         coordinator.start(node, listener)
-        coordinator.watch(True)  # noqa: FBT003 - the protocol's own way
+        coordinator.watch(True)
         self.ready(coordinator)
         return coordinator
 

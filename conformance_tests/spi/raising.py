@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, cast
 
 from ratchet.errors import DoNotRetry, JobError
 
@@ -29,8 +29,7 @@ class UnprintableAtAllError(Exception):
 class NoTextError(Exception):
     """Its message is no text."""
 
-    def __str__(self) -> str:
-        return None  # type: ignore[return-value]
+    __str__ = cast("Callable[[Exception], str]", lambda self: None)
 
 
 def _chained() -> BaseException:

@@ -108,7 +108,20 @@ def test_a_newer_format(made: PayloadCodec) -> None:
 def test_corrupt_text(made: PayloadCodec) -> None:
     """Text that is cut, empty or of something else is unreadable; it is never an error of another kind."""
     text = made.encode_arguments((1, "a", (2, b"x")), {"k": {1.5, 2.5}})
-    wrong = ["", " ", "no", "[", "{}", "7", "null", '"', "[[],{},0]", "\x00", "é", *(text[:n] for n in range(len(text)))]
+    wrong = [
+        "",
+        " ",
+        "no",
+        "[",
+        "{}",
+        "7",
+        "null",
+        '"',
+        "[[],{},0]",
+        "\x00",
+        "é",
+        *(text[:n] for n in range(len(text))),
+    ]
     for each in wrong:
         with pytest.raises(UnreadablePayload):
             made.decode_arguments(each, made.format)

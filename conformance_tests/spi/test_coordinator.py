@@ -172,7 +172,7 @@ def test_a_closed_one_does_nothing(coordinators: CoordinatorHarness, call: str) 
     closed.close()
     calls: dict[str, Callable[[], None]] = {
         "notify": lambda: closed.notify(HIGH),
-        "watch": lambda: closed.watch(True),  # noqa: FBT003 - the protocol's own way
+        "watch": lambda: closed.watch(True),
         "start": lambda: closed.start("again", listener),
     }
     calls[call]()
@@ -184,8 +184,8 @@ def test_before_it_is_started(coordinators: CoordinatorHarness) -> None:
     """A coordinator that was never started can be told things and closed."""
     coordinator = coordinators.opened()
     coordinator.notify(HIGH)
-    coordinator.watch(True)  # noqa: FBT003 - the protocol's own way
-    coordinator.watch(False)  # noqa: FBT003
+    coordinator.watch(True)
+    coordinator.watch(False)
     coordinator.close()
 
 
@@ -241,8 +241,8 @@ def test_resting(channel: CoordinatorHarness) -> None:
     listener = Listener()
     a, b = channel.listening("a", Listener()), channel.listening("b", listener)
     for _ in range(3):
-        b.watch(False)  # noqa: FBT003 - the protocol's own way
-        b.watch(True)  # noqa: FBT003
+        b.watch(False)
+        b.watch(True)
         channel.ready(b)
         before = len(listener.hints)
         channel.announce(a, HIGH)
@@ -263,7 +263,7 @@ def test_many_at_once(coordinators: CoordinatorHarness) -> None:
                 coordinator.watch(number % 2 == 0)
             if number == 0:
                 coordinator.close()
-        except Exception as error:  # noqa: BLE001 - whatever it is fails the test
+        except Exception as error:
             raised.append(error)
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(8)]

@@ -74,7 +74,9 @@ EXACT: Final[dict[str, object]] = {
     "naive datetime": datetime(2024, 2, 29, 1, 2, 3, 456789),  # noqa: DTZ001 - must stay naive
     "datetime in UTC": datetime(2024, 2, 29, 1, 2, 3, tzinfo=UTC),
     "datetime with an offset": datetime(2024, 2, 29, tzinfo=timezone(timedelta(hours=5, minutes=45))),
-    "datetime in a zone, second pass": datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")),
+    "datetime in a zone, second pass": datetime(
+        2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin")
+    ),
     "time": time(1, 2, 3, 4),
     "timedelta": timedelta(days=-1, microseconds=1),
     "decimal": Decimal("1.10"),

@@ -18,7 +18,7 @@ from ratchet import Backoff, JobCompleted, JobContext, JobFailed, JobHandle, Job
 from ratchet.domain.lifecycle import Trigger
 from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import FileClock, Gates, Ledger, append, wait_until
-from tests.field_cases.stage import Stage, busy, each_store, running, stage_on
+from tests.field_cases.stage import Stage, busy, each_store, running, stage_on, together
 
 When = Literal["before", "after"]
 
@@ -68,18 +68,33 @@ class Story:
     events: list[object]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param((each.values[0], when), marks=each.marks, id=f"{each.values[0]}-{when}")
-        for each in each_store()
-        for when in ("before", "after")
-    ],
-)
-def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The first part of the case, played once per store and kind of failure."""
-    name, when = request.param
-    stage = stage_on(name, tmp_path_factory.mktemp("f28"), __name__)
+STORIES = [
+    pytest.param((each.values[0], when), marks=each.marks, id=f"{each.values[0]}-{when}")
+    for each in each_store()
+    for when in ("before", "after")
+]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], Story]]:
+    """The first part of the case per store and kind of failure, all at the same time: they mostly wait."""
+    keys: list[tuple[str, When]] = [each.values[0] for each in STORIES]  # type: ignore[misc]
+    stages = [stage_on(name, tmp_path_factory.mktemp("f28"), __name__) for name, _ in keys]
+    try:
+        played = together(
+            *(
+                lambda stage=stage, when=when: play(stage, when)
+                for stage, (_, when) in zip(stages, keys, strict=True)
+            )
+        )
+        yield dict(zip(keys, played, strict=True))
+    finally:
+        for stage in stages:
+            stage.close()
+
+
+def play(stage: Stage, when: When) -> Story:
+    """J finishes; its completion fails 5 times, then works."""
     faulty = stage.faulty()
     node = stage.node(faulty.store, start=False)
     events: list[object] = []
@@ -90,13 +105,16 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     handle: JobHandle[int] = (
         node.enqueue(answer, folder).with_param("folder", folder).on_success(called).submit()
     )
-    try:
-        wait_until(lambda: faulty.failed["settle_many"] == 5, 30, "the completion write failed five times")
-        handle.wait(30)
-        wait_idle(node)
-        yield Story(stage, node, handle, events)
-    finally:
-        stage.close()
+    wait_until(lambda: faulty.failed["settle_many"] == 5, 30, "the completion write failed five times")
+    handle.wait(30)
+    wait_idle(node)
+    return Story(stage, node, handle, events)
+
+
+@pytest.fixture(params=STORIES)
+def story(request: pytest.FixtureRequest, stories: dict[tuple[str, str], Story]) -> Story:
+    """One of the stories."""
+    return stories[request.param]
 
 
 def test_f28_succeeded_with_its_result(story: Story) -> None:

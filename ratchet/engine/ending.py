@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ratchet.engine")
 CALLBACK_THREADS: Final = 2
+LIVE_ERRORS: Final = 16
+"""So many waiting callbacks keep the exception itself, whose frames hold what the body held; beyond, its text."""
 
 
 class Waiters:
@@ -227,12 +229,17 @@ class Callbacks:
         self.on_loop: Callable[[Callable[[], Awaitable[Any]]], Any] = run_alone
         self._queue: deque[_Call] = deque()
         self._ready = threading.Condition()
-        self._threads = self._idle = self._running = 0
+        self._threads = self._idle = self._running = self._live = 0
         self._closed = False
 
     def put(self, pending: PendingCallback, error: BaseException | None = None) -> None:
         """Run it soon."""
         with self._ready:
+            if error is not None:
+                if self._live < LIVE_ERRORS:
+                    self._live += 1
+                else:
+                    error = None
             self._queue.append(_Call(pending, error))
             if not self._idle and self._threads < CALLBACK_THREADS:
                 self._threads += 1
@@ -262,6 +269,7 @@ class Callbacks:
                     return
                 call = self._queue.popleft()
                 self._running += 1
+                self._live -= call.error is not None
             try:
                 self._run(call)
             except BaseException as error:  # noqa: BLE001 - the thread serves the next one

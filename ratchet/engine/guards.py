@@ -184,7 +184,7 @@ class Watchdog:
         """One look at everything; answers the delay until the next."""
         self._fence()
         now = time.monotonic()
-        nearest = 0.25
+        nearest = 0.05  # an attempt that starts after this look is late by no more than this
         for attempt in list(self._known.values()):
             deadline = attempt.deadline
             if deadline is None or attempt.ended or attempt.is_decided:
@@ -201,7 +201,7 @@ class Watchdog:
                 log.warning("job %s has used %.0f %% of its %s", attempt.claim.job_id, 100 * self._settings.warn_at,
                             attempt.claim.timeout)  # fmt: skip
             nearest = min(nearest, left)
-        return max(nearest if self._known else 0.1, 0.002) if self._known else 0.05
+        return max(nearest, 0.002)
 
     def _expire(self, attempt: Attempt) -> None:
         if not attempt.take_verdict():

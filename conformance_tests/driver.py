@@ -122,7 +122,7 @@ PENDING_LAST: Final = sorted(Status, key=lambda status: status is Status.PENDING
 """An order in which a job can be driven into each state: a pending one would be claimed for the next."""
 
 
-def at_once(*actions: Callable[[], T]) -> list[T | BaseException]:
+def at_once(*actions: Callable[[], T], patience: float = 60) -> list[T | BaseException]:
     """Run all at the same moment, a thread each; what each returned or raised, in order."""
     barrier = threading.Barrier(len(actions))
     answers: list[T | BaseException | None] = [None] * len(actions)
@@ -138,7 +138,7 @@ def at_once(*actions: Callable[[], T]) -> list[T | BaseException]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience)
         assert not thread.is_alive(), "a store call hangs"
     return answers  # type: ignore[return-value]
 

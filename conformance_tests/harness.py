@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 START: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 """Store time at the beginning of every test, where the harness has a clock."""
 
-HOOKS: Final = frozenset({"clock", "seed", "crash_points", "open_process"})
-"""What a harness may offer beyond `open` and `reset`."""
+HOOKS: Final = frozenset({"clock", "seed", "crash_points", "open_process", "soak"})
+"""What a harness may offer beyond `open` and `reset`; ``soak`` is the option --ratchet-soak."""
 
 FLAVOURS: Final = ("sync", "async")
 
@@ -110,7 +110,7 @@ class StoreHarness:
         """True if this harness has the hook."""
         if hook == "clock":
             return self.clock is not None or self.has("advance")
-        return self.has(hook)
+        return hook == "soak" or self.has(hook)
 
     def has(self, method: str) -> bool:
         """True if the author wrote this method."""

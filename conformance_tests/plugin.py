@@ -37,6 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "field_case(*names): reports from the field whose clauses the test shows"
     )
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): for pytest-timeout, where it is installed")
     config.pluginmanager.register(_Collector(config), "ratchet-conformance-reports")
 
 

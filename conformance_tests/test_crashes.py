@@ -188,7 +188,7 @@ def stopped_at(
         if len(reached) == step:
             raise Stopped(name)
 
-    under_test.harness.crash_points(victim, reach)
+    under_test.harness.crash_points(under_test.behind(victim), reach)
     stopped = True
     try:
         operation(victim)

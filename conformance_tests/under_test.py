@@ -114,6 +114,11 @@ class UnderTest:
         for handle in handles:
             handle.close()
 
+    def behind(self, handle: JobStore) -> JobStore:
+        """The handle as the harness made it."""
+        made: JobStore = getattr(handle, "_store", handle) if self.flavour == "async" else handle
+        return made
+
     def forget(self, handle: JobStore) -> None:
         """Do not close this one: it belongs to somebody who is gone."""
         self._handles.remove(handle)

@@ -6,6 +6,8 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,9 +15,11 @@ from urllib.parse import quote, unquote, urlsplit
 from uuid import uuid4
 
 from conformance_tests.harness import SettableClock, StoreHarness
+from ratchet.domain.job import Job, NewJob
 from ratchet.errors import ConfigurationError
 from ratchet.spi.store import JobStore
 from ratchet_sql.plugin import sqlite
+from ratchet_sql.rows import column_value
 from ratchet_sql.store import SqliteStore
 
 
@@ -73,6 +77,20 @@ class SqliteHarness(StoreHarness):
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def seed(self, job: Job) -> None:
+        """Submit it, then write the columns that only transitions write."""
+        shared = {each.name for each in fields(NewJob)} & {each.name for each in fields(Job)}
+        written = sorted({each.name for each in fields(Job)} - shared)
+        with closing(self.open()) as store:
+            store.insert([NewJob(**{name: getattr(job, name) for name in shared}, at=job.scheduled_time)])
+            columns = ", ".join(f"{name} = ?" for name in written)
+            values = [column_value(getattr(job, name)) for name in written]
+            store.database.write(
+                lambda execute, now: execute(
+                    f"UPDATE ratchet_job SET {columns} WHERE id = ?", [*values, str(job.id)]
+                )
+            )
 
     def crash_points(self, store: JobStore, reached: Callable[[str], None]) -> None:
         """The hook between the steps of a unit of work."""

@@ -360,19 +360,32 @@ class Health:
 
 @runtime_checkable
 class JobStore(Protocol):
-    """What every store offers. Optional groups are in `ratchet.spi.capabilities`."""
+    """What every store offers. Optional groups are in `ratchet.spi.capabilities`.
+
+    Contracts: ASYNC-01 ... ASYNC-03, CELL-01 ... CELL-11, CRASH-01 ... CRASH-04, MODEL-01, PROCESS-01
+    ... PROCESS-04, RACE-01 ... RACE-20, SOAK-01.
+    """
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Names of the optional groups that this store declares (`ratchet.spi.capabilities.Capability`)."""
+        """Names of the optional groups that this store declares (`ratchet.spi.capabilities.Capability`).
+
+        Contracts: STORE-01.
+        """
         ...
 
     def now(self) -> datetime:
-        """Store time, UTC, whole milliseconds: the clock that judges what is due and who is dead."""
+        """Store time, UTC, whole milliseconds: the clock that judges what is due and who is dead.
+
+        Contracts: INSERT-06, STORE-04.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of connections. Idempotent; every later call raises `StoreClosed`."""
+        """Let go of connections. Idempotent; every later call raises `StoreClosed`.
+
+        Contracts: STORE-03.
+        """
         ...
 
     # -- submission and reading by key
@@ -399,15 +412,23 @@ class JobStore(Protocol):
             DuplicateBusinessKey: an entry that would be inserted names a key that is held, by a stored
                 job or by an earlier entry; nothing is inserted. Names all such keys.
             CapabilityMissing: `unit` was given and the store does not declare it.
+
+        Contracts: INSERT-01 ... INSERT-16.
         """
         ...
 
     def get(self, job_id: UUID) -> Job | None:
-        """The job as it is now (never a cached or lagging read); None if unknown."""
+        """The job as it is now (never a cached or lagging read); None if unknown.
+
+        Contracts: GET-02, STORE-02.
+        """
         ...
 
     def get_many(self, job_ids: Sequence[UUID]) -> Sequence[Job]:
-        """The known ones among `job_ids`, once each, any order; any number of ids."""
+        """The known ones among `job_ids`, once each, any order; any number of ids.
+
+        Contracts: GET-01.
+        """
         ...
 
     def find_by_key(self, *, idempotency: str | None = None, business: str | None = None) -> Inserted | None:
@@ -415,6 +436,8 @@ class JobStore(Protocol):
 
         `idempotency` finds the original for ever (`status=None` once purged); `business` only a job that
         holds the key now, that is, an unsettled one. `created` is False in the answer.
+
+        Contracts: KEY-01 ... KEY-06.
         """
         ...
 
@@ -422,11 +445,16 @@ class JobStore(Protocol):
         """Delete settled jobs with their history and pending callbacks; used by purges and tests.
 
         Unsettled and unknown ids are left out. Idempotency keys stay taken. Returns how many were deleted.
+
+        Contracts: DELETE-01 ... DELETE-04.
         """
         ...
 
     def counts(self) -> Mapping[Status, int]:
-        """How many jobs are in each state; every state is a key."""
+        """How many jobs are in each state; every state is a key.
+
+        Contracts: COUNT-01.
+        """
         ...
 
     # -- claiming
@@ -441,11 +469,16 @@ class JobStore(Protocol):
         there is when it races another, and then `more` is True.
 
         Its cost may grow with `limit`, never with the number of settled or not-yet-due jobs.
+
+        Contracts: CLAIM-01 ... CLAIM-35.
         """
         ...
 
     def held(self, incarnation: str) -> Sequence[tuple[UUID, int]]:
-        """(job id, `claim_seq`) of every RUNNING job picked by `incarnation`; asked once a second."""
+        """(job id, `claim_seq`) of every RUNNING job picked by `incarnation`; asked once a second.
+
+        Contracts: HELD-01.
+        """
         ...
 
     # -- changes
@@ -459,6 +492,8 @@ class JobStore(Protocol):
         Raises:
             UsageError: the trigger is not one of these.
             DuplicateBusinessKey: a requeue finds its key held; nothing is changed.
+
+        Contracts: APPLY-01 ... APPLY-08.
         """
         ...
 
@@ -476,6 +511,8 @@ class JobStore(Protocol):
             CapabilityMissing: an effect belongs to a capability that is not declared; before any write.
             DuplicateBusinessKey: a submitted job needs a key that another job holds; nothing is changed.
             DuplicateIdempotencyKey: a submitted job's idempotency key is taken; nothing is changed.
+
+        Contracts: FENCE-01 ... FENCE-05, SETTLE-01 ... SETTLE-18.
         """
         ...
 
@@ -485,6 +522,8 @@ class JobStore(Protocol):
         Called by the settler with outcomes of claims. One refused entry changes nothing for the others; a
         conflict of a job that an entry submits is a refusal of that entry. A call that raised has applied
         all or none of them.
+
+        Contracts: MANY-01, MANY-02.
         """
         ...
 
@@ -500,6 +539,8 @@ class JobStore(Protocol):
         Raises:
             UsageError: the trigger is not requeue (or signal, with its capability); limit outside 1..1000.
             DuplicateBusinessKey: under ``abort``; names every conflict.
+
+        Contracts: BULK-01 ... BULK-10.
         """
         ...
 
@@ -513,6 +554,8 @@ class JobStore(Protocol):
         and does not stop the others. Two sweeps never recover one claim twice. A job at its budget is
         reported as exhausted, every time, until somebody settles it; it counts
         towards the limit.
+
+        Contracts: RECOVER-01 ... RECOVER-13.
         """
         ...
 
@@ -520,29 +563,46 @@ class JobStore(Protocol):
         """Move pending callbacks of dead (or unregistered) incarnations to this one, and answer them.
 
         Dead as in `recover`; an owner without a registered heartbeat is dead.
+
+        Contracts: CALLBACK-01, CALLBACK-02, CALLBACK-04 ... CALLBACK-06.
         """
         ...
 
     def callback_done(self, job_id: UUID, claim_seq: int, name: CallbackKind) -> None:
-        """Forget a pending callback; unknown ones are fine."""
+        """Forget a pending callback; unknown ones are fine.
+
+        Contracts: CALLBACK-03.
+        """
         ...
 
     def heartbeat(self, info: NodeInfo) -> datetime:
-        """Register the incarnation or renew it with store time; answers that time."""
+        """Register the incarnation or renew it with store time; answers that time.
+
+        Contracts: NODE-01.
+        """
         ...
 
     def nodes(self) -> Sequence[Node]:
-        """Every registered incarnation, latest heartbeat first."""
+        """Every registered incarnation, latest heartbeat first.
+
+        Contracts: NODE-01, NODE-02.
+        """
         ...
 
     def forget_node(self, incarnation: str) -> bool:
-        """Deregister; True if it was registered. Its claims, if any, become orphans after the grace."""
+        """Deregister; True if it was registered. Its claims, if any, become orphans after the grace.
+
+        Contracts: NODE-02.
+        """
         ...
 
     # -- history and queries
 
     def history(self, job_id: UUID) -> Sequence[Execution]:
-        """The ended claims of a job, by `claim_seq` ascending; empty if unknown."""
+        """The ended claims of a job, by `claim_seq` ascending; empty if unknown.
+
+        Contracts: HISTORY-01, HISTORY-02.
+        """
         ...
 
     def find(
@@ -557,13 +617,21 @@ class JobStore(Protocol):
 
         Raises:
             UsageError: a limit outside 1..1000, or a cursor that is not from this store and order.
+
+        Contracts: FIND-01 ... FIND-15.
         """
         ...
 
     def count(self, selection: Selection) -> int:
-        """How many jobs match."""
+        """How many jobs match.
+
+        Contracts: FIND-01, FIND-15.
+        """
         ...
 
     def health(self, *, window: timedelta) -> Health:
-        """The state of the queue over the last `window`."""
+        """The state of the queue over the last `window`.
+
+        Contracts: HEALTH-01 ... HEALTH-04.
+        """
         ...

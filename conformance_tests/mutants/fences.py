@@ -88,14 +88,14 @@ class GroupsWithoutFence(MemoryStore):
     """`settle` is fenced, `settle_many` is not."""
 
     def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
-        forged = []
-        for settlement in settlements:
-            job = self.get(settlement.change.job_id)
-            if job is not None and settlement.change.claim_seq is not None:
-                change = replace(settlement.change, claim_seq=job.claim_seq)
-                settlement = replace(settlement, change=change)
-            forged.append(settlement)
-        return super().settle_many(forged)
+        return super().settle_many([self._forged(settlement) for settlement in settlements])
+
+    def _forged(self, settlement: Settlement) -> Settlement:
+        change = settlement.change
+        job = self.get(change.job_id)
+        if job is None or change.claim_seq is None:
+            return settlement
+        return replace(settlement, change=replace(change, claim_seq=job.claim_seq))
 
 
 @killed_by("SETTLE-17")

@@ -52,7 +52,8 @@ class MutantHarness(StoreHarness):
     tried: ClassVar[Mutant] = _SOUND
 
     def __init__(self) -> None:
-        self.reset()
+        self.clock = SettableClock()
+        self._first: MemoryStore | None = None
 
     def open(self) -> MemoryStore:
         """A further handle on the jobs of the one before."""
@@ -65,7 +66,7 @@ class MutantHarness(StoreHarness):
     def reset(self) -> None:
         """The jobs go with the last handle."""
         self.clock = SettableClock()
-        self._first: MemoryStore | None = None
+        self._first = None
 
 
 class Judge:
@@ -74,7 +75,7 @@ class Judge:
     def __init__(self, mutants: Sequence[Mutant]) -> None:
         self.mutants = mutants
         self.sentences: list[Sentence] = []
-        self._failure: tuple[bool, str] | None = None
+        self._failures: list[tuple[bool, str]] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Try every mutant; the tests of a contract end with the first that fails."""
@@ -83,8 +84,11 @@ class Judge:
             shown = contract_of(getattr(item, "function", None))
             if shown is not None:
                 tests.setdefault(shown.id, []).append(item)
-        unsound = {id: told for id in sorted({each.killed_by for each in self.mutants})
-                   if (told := self._first_failure(_SOUND, tests.get(id, []))) is not None}  # fmt: skip
+        unsound: dict[str, tuple[bool, str]] = {}
+        for contract in sorted({each.killed_by for each in self.mutants}):
+            failure = self._first_failure(_SOUND, tests.get(contract, []))
+            if failure is not None:
+                unsound[contract] = failure
         for mutant in self.mutants:
             self.sentences.append(self._judged(mutant, tests.get(mutant.killed_by, []), unsound))
         return True
@@ -92,25 +96,25 @@ class Judge:
     def _judged(
         self, mutant: Mutant, items: list[pytest.Item], unsound: Mapping[str, tuple[bool, str]]
     ) -> Sentence:
-        id = mutant.killed_by
+        contract = mutant.killed_by
         if not items:
-            return Sentence(mutant.name, id, "no such contract")
-        if id in unsound:
-            return Sentence(mutant.name, id, "broken", f"without the fault: {unsound[id][1]}")
+            return Sentence(mutant.name, contract, "no such contract")
+        if contract in unsound:
+            return Sentence(mutant.name, contract, "broken", f"without the fault: {unsound[contract][1]}")
         failure = self._first_failure(mutant, items)
         if failure is None:
-            return Sentence(mutant.name, id, "survived")
+            return Sentence(mutant.name, contract, "survived")
         fair, told = failure
-        return Sentence(mutant.name, id, "killed" if fair else "broken", told)
+        return Sentence(mutant.name, contract, "killed" if fair else "broken", told)
 
     def _first_failure(self, mutant: Mutant, items: list[pytest.Item]) -> tuple[bool, str] | None:
         MutantHarness.tried = mutant
         try:
             for item in items:
-                self._failure = None
+                self._failures.clear()
                 runtestprotocol(item, log=False, nextitem=None)
-                if self._failure is not None:
-                    return self._failure
+                if self._failures:
+                    return self._failures[0]
         finally:
             MutantHarness.tried = _SOUND
         return None
@@ -121,14 +125,14 @@ class Judge:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Note the first failure of a test; only one of the call itself, by assertion or refusal, is fair."""
         report = yield
-        if report.failed and self._failure is None:
+        if report.failed:
             error = call.excinfo.value if call.excinfo is not None else None
             fair = report.when == "call" and isinstance(
                 error, AssertionError | RatchetError | pytest.fail.Exception
             )
             lines = str(error).strip().splitlines()
             told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
-            self._failure = (fair, f"{report.nodeid.rpartition('::')[2]}: {told}")
+            self._failures.append((fair, f"{report.nodeid.rpartition('::')[2]}: {told}"))
         return report
 
 

@@ -39,7 +39,8 @@ class _Collector:
         for name, value in report.user_properties:
             if name != PROPERTY:
                 continue
-            subject, contract = str(value[0]), str(value[1])
+            pair: Any = value
+            subject, contract = str(pair[0]), str(pair[1])
             verdict, why = "PASSED", ""
             if report.failed:
                 verdict, why = "FAILED", report.nodeid.rpartition("::")[2]

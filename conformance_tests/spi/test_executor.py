@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def test_it_runs_what_it_takes(executors: ExecutorHarness) -> None:
     """Every attempt that is taken is run once, and its slot is told free with that very attempt."""
     freed, ran = Counted(), Counted()
     executor = executors.started(4, freed)
-    attempts = [executors.attempt(lambda n=n: ran(n)) for n in range(50)]  # type: ignore[misc]
+    attempts = [executors.attempt(partial(ran, n)) for n in range(50)]
     for attempt in attempts:
         executor.submit(attempt)
     freed.await_number(50)
@@ -92,7 +93,7 @@ def test_a_freed_slot_is_used(executors: ExecutorHarness) -> None:
     freed, order = Counted(), Counted()
     executor = executors.started(1, freed)
     for number in range(10):
-        executor.submit(executors.attempt(lambda n=number: order(n)))  # type: ignore[misc]
+        executor.submit(executors.attempt(partial(order, number)))
     freed.await_number(10)
     assert order.told == list(range(10))
 
@@ -126,7 +127,7 @@ def test_withdraw_against_begin(executors: ExecutorHarness) -> None:
     for _ in range(20):
         freed, ran = Counted(), Counted()
         executor = executors.started(2, freed)
-        attempts = [executors.attempt(lambda n=n: ran(n)) for n in range(20)]  # type: ignore[misc]
+        attempts = [executors.attempt(partial(ran, n)) for n in range(20)]
         places = {id(attempt): n for n, attempt in enumerate(attempts)}
         for attempt in attempts:
             executor.submit(attempt)
@@ -212,7 +213,7 @@ def test_many_submitters(executors: ExecutorHarness) -> None:
     def hand_over(part: int) -> None:
         barrier.wait(PATIENCE)
         for number in range(25):
-            executor.submit(executors.attempt(lambda n=number: ran((part, n))))  # type: ignore[misc]
+            executor.submit(executors.attempt(partial(ran, (part, number))))
 
     threads = [threading.Thread(target=hand_over, args=(part,)) for part in range(4)]
     for thread in threads:

@@ -104,7 +104,7 @@ REFUSED: Final[dict[str, object]] = {
     "object": object(),
     "function": len,
     "class": int,
-    "generator": (each for each in ()),
+    "generator": iter(()),
     "integer key": {1: "a"},
     "tuple key": {(1, 2): "a"},
     "subclass of str": Text("a"),

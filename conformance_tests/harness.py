@@ -39,8 +39,11 @@ class SettableClock:
 class StoreHarness:
     """The suite's hold on one database. Write `open` and `reset`; the rest is optional.
 
-    An instance is made without arguments (with the URL, where one was given) once for each process that
-    runs tests. Before each `reset` the suite closes every handle that it had opened.
+    An instance is made without arguments once for each process that runs tests; with the URL as its only
+    argument where one was given (``--ratchet-url``, ``ratchet conformance URL``). Given a URL, it works
+    only in databases, schemas or files that it has made itself beside what the URL names, and raises
+    `ConfigurationError` if that is not empty. Before each `reset` the suite closes every handle that it
+    had opened.
 
     Attributes:
         flavours: which of ``sync`` (by `open`) and ``async`` (by `open_async`) the store comes in; the

@@ -135,9 +135,13 @@ class BodyRunner:
             os._exit(0 if error is None else 1)
         if self._loop is not None:
             self._cancel_leftovers(self._loop)
-        if error is None:
-            return self._returned(value, duration=ended - began, ended=ended)
-        return self._raised(error, attempt, context, duration=ended - began, ended=ended)
+        try:
+            if error is None:
+                return self._returned(value, duration=ended - began, ended=ended)
+            return self._raised(error, attempt, context, duration=ended - began, ended=ended)
+        finally:
+            # The error's frames lead here: without this a cycle would keep what the body held.
+            del error, value
 
     def close(self) -> None:
         """End the loop, and with it the generators and threads that bodies left on it."""
@@ -190,7 +194,10 @@ class BodyRunner:
             self._loop = asyncio.Runner()
         value, error = self._loop.run(_supervise(attempt, context, value), context=scope)
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # see run
         return value
 
     @staticmethod

@@ -337,28 +337,29 @@ class LoopSlots:
         return found
 
     def _dispatch(self) -> None:
-        while True:
-            attempt = self._queue.get()
-            if attempt is None:
+        while (attempt := self._queue.get()) is not None:
+            self._dispatch_one(attempt)
+            del attempt  # an idle node keeps nothing of its last job
+
+    def _dispatch_one(self, attempt: Attempt) -> None:
+        with self._lock:
+            self._held = attempt
+        self._room.acquire()
+        with self._lock:
+            if self._held is not attempt:  # withdrawn while it waited for room
+                self._room.release()
                 return
-            with self._lock:
-                self._held = attempt
-            self._room.acquire()
-            with self._lock:
-                if self._held is not attempt:  # withdrawn while it waited for room
-                    self._room.release()
-                    continue
-                self._held = None
-                self._running[attempt] = None
-            call = self._gate(attempt)
-            loop = self._loop
-            if call is None or loop is None:
-                self._done(attempt)
-                continue
-            try:
-                loop.call_soon_threadsafe(self._begin, attempt, call)
-            except RuntimeError as error:  # the application closed its loop
-                self._end(attempt, None, error, False)  # noqa: FBT003
+            self._held = None
+            self._running[attempt] = None
+        call = self._gate(attempt)
+        loop = self._loop
+        if call is None or loop is None:
+            self._done(attempt)
+            return
+        try:
+            loop.call_soon_threadsafe(self._begin, attempt, call)
+        except RuntimeError as error:  # the application closed its loop
+            self._end(attempt, None, error, False)  # noqa: FBT003
 
     def _begin(self, attempt: Attempt, call: Callable[[], Awaitable[Any]]) -> None:
         loop = self._loop

@@ -11,7 +11,7 @@ KINDS: Final = ("threads", "async", "processes")
 """Where a body can run."""
 
 
-def slots(kind: str, count: int = 4) -> dict[str, int]:
+def slots(kind: str, count: int = 4) -> dict[str, Any]:
     """`quick_settings` words: so many slots of this kind, and a few threads and async slots beside them."""
     return {"threads": 2, "async_": 2, "processes": 0} | {kind.replace("async", "async_"): count}
 

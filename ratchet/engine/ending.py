@@ -196,8 +196,12 @@ class Endings:
 
     def _canceled(self, ended: Ended) -> None:
         claim = ended.attempt.claim
+        try:
+            at = self._now()
+        except StoreError:  # the body has ended, whether or not the store can say when
+            at = claim.picked_at + timedelta(seconds=max(ended.at - ended.attempt.sent, 0.0))
         self._bus.publish(
-            JobCanceled(job_id=claim.job_id, attempt=claim.attempts + 1, at=self._now(), node=self._node)
+            JobCanceled(job_id=claim.job_id, attempt=claim.attempts + 1, at=at, node=self._node)
         )
 
     def _run_callbacks(self, ended: Ended, settlement: Settlement) -> None:
@@ -304,7 +308,7 @@ class Callbacks:
                     JobCallbackFailed(
                         job_id=pending.job_id,
                         attempt=attempt,
-                        at=self._store.now(),
+                        at=self._again(self._store.now),
                         node=self._pipeline.node,
                         callback=pending.name,
                         error=text,

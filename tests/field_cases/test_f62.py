@@ -33,6 +33,7 @@ from ratchet.domain.settlement import Change, RunCallback, Settlement
 from ratchet.spi.store import ClaimRequest, JobStore, Settled
 from tests.conftest import not_yet
 from tests.field_cases.exact import Recorder
+from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import wait_until
 from tests.field_cases.stage import Stage, each_store, running, stage_on, together
 
@@ -385,3 +386,21 @@ def test_f62_what_a_canceled_body_does_afterwards_is_not_written(make_node: Call
         assert [entry.end for entry in node.store.history(handle.id)] == [AttemptEnd.CANCELED]
     node.stop()
     assert recorder.count(JobCanceled) == 4
+
+
+def test_f62_a_canceled_body_that_ends_in_an_outage_is_told_and_forgotten(
+    stage: Stage, faulty: FaultyStore
+) -> None:
+    """Canceled, and the store is away when the body ends: the event comes all the same, and the claim is let go."""
+    node = stage.node(faulty.store)
+    recorder = Recorder(node)
+    Meeting.places[0] = barrier = threading.Barrier(2)
+    handle = node.enqueue(obey, 0).submit()
+    wait_until(lambda: handle.status is Status.RUNNING)
+    assert node.cancel(handle.id)
+    with faulty.outage():
+        barrier.wait(30)
+        wait_until(lambda: recorder.count(JobCanceled, handle.id) == 1)
+        wait_until(lambda: running(node).known == 0)
+    assert node.enqueue(plain).submit().wait(30).status is Status.SUCCEEDED
+    assert handle.status is Status.CANCELED

@@ -125,7 +125,7 @@ def test_f71_listeners_change_no_outcome(three: tuple[Scheduler, Three], stage: 
 
 @pytest.mark.parametrize("three", HOOKS, indirect=True)
 def test_f71_the_other_listeners_get_every_event(three: tuple[Scheduler, Three], stage: Stage) -> None:
-    """Listeners 1 and 3 get every event, per job in order; the second, unless it blocks, is called for every one too."""
+    """Listeners 1 and 3 get every event, per job in order; the second is called for each, unless it blocks."""
     node, listeners = three
     folder = str(stage.folder)
     retried = node.enqueue(failing, folder).with_max_retries(1).with_backoff(Backoff.none()).submit()

@@ -9,6 +9,8 @@ import pytest
 if TYPE_CHECKING:
     from conformance_tests.report import Results
 
+pytest_plugins = ["conformance_tests.spi.plugin"]  # the options of the suites of other parts
+
 PROPERTY: Final = "ratchet"
 """Name under which a test report carries its contract."""
 

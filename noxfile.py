@@ -61,6 +61,7 @@ def lint(session: nox.Session) -> None:
         ("python", "scripts/render_lifecycle.py", "--check"),
         ("python", "scripts/render_settings.py", "--check"),
         ("python", "scripts/generate_async_store.py", "--check"),
+        ("python", "scripts/render_contracts.py", "--check"),
         ("python", "-m", "ratchet_sql.render", "--check"),
     ):
         try:
@@ -83,7 +84,16 @@ def tests(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """What every store must show, on every store of this repository."""
     _install(session, "-e", ".[all,test]")
-    session.run("python", "-m", "pytest", "tests/store", *session.posargs)
+    folder = Path(session.create_tmp()).absolute()
+    for old in folder.glob("*.json"):
+        old.unlink()
+    reports = []
+    for name, url in (("memory", "memory://"), ("sqlite", f"sqlite:///{folder / 'new.db'}")):
+        reports.append(str(folder / f"{name}.json"))
+        words = ["--pyargs", "conformance_tests", "--ratchet-url", url, "--ratchet-report-json", reports[-1]]
+        session.run("python", "-m", "pytest", *words, *session.posargs)
+    if not session.posargs:  # a narrowed run says nothing about the pages
+        session.run("python", "scripts/render_conformance.py", "--check", *reports)
 
 
 @nox.session(python=FULL)
@@ -92,6 +102,7 @@ def docs(session: nox.Session) -> None:
     _install(session, "-e", ".[all,test]")
     session.run("python", "scripts/render_lifecycle.py", "--check")
     session.run("python", "scripts/render_settings.py", "--check")
+    session.run("python", "scripts/render_contracts.py", "--check")
     session.run("python", "-m", "pytest", "tests/docs", *session.posargs)
 
 

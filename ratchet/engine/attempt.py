@@ -79,6 +79,7 @@ class Attempt:
         started: monotonic time of the start; None before.
         deadline: monotonic time at which it is stopped; None before the start.
         ended: True once the body has returned (or was never run).
+        asked: why it is to stop, if that was asked for before its body had a context.
         lost: the node could not heartbeat in time: nothing unstarted starts.
         hard_stopped: the deadline passed and the body was still running.
     """
@@ -86,6 +87,7 @@ class Attempt:
     __slots__ = (
         "_verdict",
         "answered",
+        "asked",
         "claim",
         "context",
         "deadline",
@@ -111,6 +113,7 @@ class Attempt:
         self.deadline: float | None = None
         self.ended = False
         self.answered = False
+        self.asked: str | None = None
         self.lost = False
         self.warned = False
         self.hard_stopped = False
@@ -138,8 +141,11 @@ class Attempt:
         return not self._verdict
 
     def request_stop(self, reason: str) -> bool:
-        """Ask the body to stop; True if nobody had asked before."""
-        return self.context is not None and self.context.request_cancellation(reason)
+        """Ask the body to stop, or not to start; True if nobody had asked before."""
+        if self.context is not None:
+            return self.context.request_cancellation(reason)
+        first, self.asked = self.asked is None, self.asked or reason
+        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,8 @@ class Pipeline:
         now = time.monotonic()
         if attempt.lost:
             return discarded("claim_lost")
+        if attempt.asked is not None:
+            return self.stopped(attempt, attempt.asked, timedelta())
         if now - attempt.sent > STALE_AFTER:
             stale = self._recheck(attempt)
             if stale is not None:
@@ -261,6 +269,8 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001
             return poisoned(self.sanitize(error))
         attempt.context = self.context_of(attempt, params)
+        if attempt.asked is not None:
+            return self.stopped(attempt, attempt.asked, timedelta())
         call = target.call
         if args or kwargs:
             return lambda: call(*args, **kwargs)

@@ -215,6 +215,11 @@ class Bodies:
             self.finish(Ended(attempt, outcome, time.monotonic()))
             return
         context = attempt.context = pipeline.context_of(attempt, {})
+        if attempt.asked is not None:
+            self.finish(
+                Ended(attempt, pipeline.stopped(attempt, attempt.asked, timedelta()), time.monotonic())
+            )
+            return
         child = self._child()
         target = pipeline.targets.import_path(claim.target)
         request = BodyRequest(

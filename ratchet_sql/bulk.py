@@ -55,14 +55,17 @@ def _requeueable(
 ) -> tuple[list[str], dict[str, tuple[str, UUID]]]:
     """The lowest ids whose business key is free, and those passed over: id -> (key, its holder).
 
-    Jobs in conflict do not use up the limit: else the oldest, in conflict for ever, would bar the others.
+    Jobs in conflict do not use up the limit, however many they are: else the oldest, in conflict for ever,
+    would bar the others.
     """
     chosen: list[str] = []
     conflicts: dict[str, tuple[str, UUID]] = {}
     taken: dict[str, UUID] = {}  # by jobs chosen here
     last = ""
-    while len(chosen) < limit and len(conflicts) < MOST:
-        some = candidates.where(job.c.id > last).limit(limit - len(chosen)).subquery("some")
+    while len(chosen) < limit:
+        # After conflicts more than is still wanted is read at once, so that many cost no more than a few reads.
+        size = limit - len(chosen) if not conflicts else MOST
+        some = candidates.where(job.c.id > last).limit(size).subquery("some")
         found: list[tuple[str, str | None]] = json.loads(
             run(execute, select(SQLITE.collect([some.c.id, some.c.business_key])))
         )
@@ -71,6 +74,8 @@ def _requeueable(
         last = found[-1][0]
         holders = business_holders(execute, (key for _, key in found if key is not None))
         for job_id, key in found:
+            if len(chosen) == limit:
+                break
             if key is not None:
                 holder = taken.get(key) or holders.get(key, (None,))[0]
                 if holder is not None:

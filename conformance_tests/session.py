@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -79,6 +80,9 @@ def _named(config: pytest.Config) -> tuple[Any, ...]:
             f"fixture {FIXTURE} in conftest.py of the folder in which pytest is started"
         )
     if name is not None:
+        here = str(config.invocation_params.dir)
+        if here not in sys.path:  # as `python -m pytest` has it, and `pytest` has not
+            sys.path.insert(0, here)
         return (_with_url(load(name), url),)
     if url is not None:
         return (_with_url(installed(url), url),)

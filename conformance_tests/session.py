@@ -121,9 +121,12 @@ def _fixture(config: pytest.Config) -> Callable[[], Any] | None:
         found = vars(plugin).get(FIXTURE) if hasattr(plugin, "__dict__") else None
         if found is None:
             continue
-        unwrap = getattr(found, "_get_wrapped_function", None)
-        function: Any = unwrap() if unwrap is not None else found
-        if unwrap is None and isinstance(function, StoreHarness):
+        function: Any = found
+        if hasattr(found, "_get_wrapped_function"):
+            function = found._get_wrapped_function()
+        elif hasattr(found, "__pytest_wrapped__"):  # a fixture before pytest 8.4
+            function = found.__pytest_wrapped__.obj
+        if isinstance(function, StoreHarness):
             return lambda: function
         if not callable(function):
             raise HarnessMistake(f"{FIXTURE} of {plugin!r} is no fixture, class or function")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -19,8 +20,8 @@ from ratchet.domain.lifecycle import (
     Status,
     Trigger,
 )
-from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
-from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
+from ratchet.domain.settlement import Change, Effect, RunCallback, Settlement, Submit
+from ratchet.errors import CapabilityMissing, DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
 from ratchet.spi.store import Inserted, JobStore, Refused, Selection, Settled
 
 APPLIED = {Trigger.PAUSE, Trigger.RESUME, Trigger.UNBLOCK, Trigger.REQUEUE, Trigger.SIGNAL}
@@ -97,6 +98,39 @@ def test_a_stale_version_is_refused(store: JobStore, driver: Driver, trigger: Tr
     change = Change(trigger, job.id, version=job.version)
     answer = store.apply(change) if trigger in APPLIED else store.settle(Settlement(change))
     assert not isinstance(answer, Refused)
+
+
+@contract("APPLY-09")
+def test_a_change_may_insist_on_a_claim(store: JobStore, driver: Driver) -> None:
+    """A change by hand that carries a claim number is refused at any other claim."""
+    job = driver.drive(Status.PENDING, eventful=True)
+    for claim_seq in (job.claim_seq - 1, job.claim_seq + 1):
+        answer = store.apply(Change(Trigger.PAUSE, job.id, claim_seq))
+        assert isinstance(answer, Refused)
+        assert answer.current == job == driver.job(job.id)
+    assert driver.apply(Trigger.PAUSE, job.id, claim_seq=job.claim_seq).status is Status.PAUSED
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An effect of a capability that no store declares, as a later version may have it."""
+
+    capability: str = "not-built-yet"
+
+
+@contract("SETTLE-19")
+@pytest.mark.parametrize("in_a_list", [False, True], ids=["alone", "in a list"])
+def test_an_effect_needs_its_capability(store: JobStore, driver: Driver, in_a_list: bool) -> None:
+    """An effect of a capability that is not declared raises CapabilityMissing before any write."""
+    jobs = [driver.drive(Status.RUNNING) for _ in range(2)]
+    effects = (RunCallback("on_success", "m:f", "1"), cast("Effect", Unknown()))
+    first, second = (Settlement(Change(Trigger.SUCCEED, job.id, 1, result="1")) for job in jobs)
+    asked = replace(second, effects=effects)
+    with pytest.raises(CapabilityMissing) as raised:
+        store.settle_many([first, asked]) if in_a_list else store.settle(asked)
+    assert raised.value.capability == "not-built-yet"
+    assert [driver.job(job.id) for job in jobs] == jobs
+    assert list(store.take_callbacks("x", grace=timedelta(), limit=9)) == []
 
 
 @contract("APPLY-05", needs=("clock",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
@@ -9,16 +10,17 @@ from uuid import UUID
 import pytest
 
 from conformance_tests.contract import contract
-from conformance_tests.driver import MINUTE, START, Driver, ids, new_job
+from conformance_tests.driver import MINUTE, START, Driver, ids, new_job, request
 from conformance_tests.under_test import Time, UnderTest
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import Job, JobType, NewJob
 from ratchet.domain.lifecycle import LATEST, Status, Trigger
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import Backoff
+from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import CapabilityMissing, DuplicateBusinessKey, StoreClosed, UsageError
 from ratchet.spi.capabilities import PROTOCOLS, Capability
-from ratchet.spi.store import Inserted, JobStore, Selection
+from ratchet.spi.store import Inserted, JobStore, NodeInfo, RecoverRequest, Selection
 
 AWKWARD = "a.b $set %_*[x]' \"\\ é 漢 \U0001f600 \N{COMBINING ACUTE ACCENT}"
 HUGE = ["9223372036854775808", "-9223372036854775809", "11168737559087072609", "1" + "0" * 40]
@@ -357,6 +359,34 @@ def test_tag_02_a_deleted_job_is_found_by_no_tag(store: JobStore, driver: Driver
     assert store.count(Selection(tags=frozenset({"t"}))) == 0
 
 
+CALLS: dict[str, Callable[[JobStore], object]] = {
+    "now": lambda store: store.now(),
+    "insert": lambda store: store.insert([new_job()]),
+    "get": lambda store: store.get(new_id()),
+    "get_many": lambda store: store.get_many([new_id()]),
+    "find_by_key": lambda store: store.find_by_key(business="k"),
+    "delete": lambda store: store.delete([new_id()]),
+    "counts": lambda store: store.counts(),
+    "claim": lambda store: store.claim(request()),
+    "held": lambda store: store.held("node-1"),
+    "apply": lambda store: store.apply(Change(Trigger.PAUSE, new_id())),
+    "settle": lambda store: store.settle(Settlement(Change(Trigger.CANCEL, new_id()))),
+    "settle_many": lambda store: store.settle_many([Settlement(Change(Trigger.CANCEL, new_id()))]),
+    "apply_where": lambda store: store.apply_where(Selection(), Trigger.REQUEUE, limit=1),
+    "recover": lambda store: store.recover(RecoverRequest(grace=MINUTE, crash_budget=3)),
+    "take_callbacks": lambda store: store.take_callbacks("node-1", grace=MINUTE, limit=1),
+    "callback_done": lambda store: store.callback_done(new_id(), 1, "on_success"),
+    "heartbeat": lambda store: store.heartbeat(NodeInfo(incarnation="a", name="a")),
+    "nodes": lambda store: store.nodes(),
+    "forget_node": lambda store: store.forget_node("a"),
+    "history": lambda store: store.history(new_id()),
+    "find": lambda store: store.find(Selection()),
+    "count": lambda store: store.count(Selection()),
+    "health": lambda store: store.health(window=MINUTE),
+}
+"""A plain call of every method but close."""
+
+
 # -- the store as a whole -------------------------------------------------------------------------
 
 
@@ -390,16 +420,11 @@ def test_two_handles_see_the_same_jobs(under_test: UnderTest, store: JobStore, d
 
 
 @contract("STORE-03")
-def test_a_closed_store_says_so(under_test: UnderTest) -> None:
+@pytest.mark.parametrize("method", CALLS)
+def test_a_closed_store_says_so(under_test: UnderTest, method: str) -> None:
     """Closing is idempotent; every later call raises StoreClosed."""
     closed = under_test.open()
     closed.close()
     closed.close()
-    for call in (
-        lambda: closed.get(new_id()),
-        lambda: closed.insert([new_job()]),
-        closed.counts,
-        closed.nodes,
-    ):
-        with pytest.raises(StoreClosed):
-            call()
+    with pytest.raises(StoreClosed):
+        CALLS[method](closed)

@@ -425,3 +425,26 @@ def test_mixed_storm(driver: Driver, nodes: list[JobStore], under_test: UnderTes
         assert job.version == job.claim_seq + len(history)
     counts = Counter(driver.job(job_id).status for job_id in made)
     assert {status: count for status, count in driver.store.counts().items() if count} == counts
+
+
+@contract("RACE-21")
+def test_one_handle_for_many_threads(store: JobStore) -> None:
+    """Eight threads on one handle submit, claim and settle at once: nothing is lost or doubled."""
+    number = 15
+
+    def live(place: int) -> list[UUID]:
+        done: list[UUID] = []
+        for _ in range(number):
+            store.insert([new_job()])
+            for held in store.claim(request(f"n{place}", 3)).claims:
+                change = Change(Trigger.SUCCEED, held.job_id, held.claim_seq, result="1")
+                assert isinstance(store.settle(Settlement(change)), Settled)
+                done.append(held.job_id)
+        return done
+
+    shares = returned(at_once(*(partial(live, place) for place in range(8))))
+    done = [job_id for share in shares for job_id in share]
+    assert len(done) == len(set(done))
+    counts = store.counts()
+    assert (counts[Status.SUCCEEDED], counts[Status.RUNNING]) == (len(done), 0)
+    assert sum(counts.values()) == 8 * number

@@ -259,6 +259,30 @@ def test_term_03_09_a_stale_claim_writes_nothing(driver: Driver, overtaken: str,
     fenced_off(driver, claim, trigger)
 
 
+@contract("FENCE-06")
+@pytest.mark.parametrize("overtaken", OVERTAKEN)
+def test_a_stale_claim_writes_nothing_in_a_list(store: JobStore, driver: Driver, overtaken: str) -> None:
+    """Every write under the old claim is refused in a list, too, between others that are applied."""
+    claim = driver.claim_one(driver.submit(business_key="k"))
+    OVERTAKEN[overtaken](driver, claim)
+    job, history = driver.job(claim.job_id), list(store.history(claim.job_id))
+    beside = driver.submit(start=Status.WAITING)
+    stale = [
+        Settlement(
+            Change(trigger, claim.job_id, claim.claim_seq, error="late", result='"late"', delay=MINUTE),
+            (RunCallback("on_success", "m:late", "late"),),
+        )
+        for trigger in ENDS
+    ]
+    answers = store.settle_many([*stale, Settlement(Change(Trigger.CANCEL, beside)), *stale])
+    assert [isinstance(answer, Settled) for answer in answers] == [
+        *[False] * len(stale), True, *[False] * len(stale),
+    ]  # fmt: skip
+    assert driver.status(beside) is Status.CANCELED
+    assert (driver.job(claim.job_id), list(store.history(claim.job_id))) == (job, history)
+    assert list(store.take_callbacks("sweeper", grace=timedelta(), limit=9)) == []
+
+
 @contract("FENCE-02")
 @pytest.mark.parametrize("trigger", ENDS)
 @pytest.mark.parametrize("claim_seq", [0, 1, 3, 2**31])

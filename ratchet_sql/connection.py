@@ -84,6 +84,11 @@ class Database:
         self._frozen = False
         self._locked_for_fork = False
 
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed
+
     def now_ms(self) -> int:
         """Store time, in whole milliseconds."""
         if self._clock is None:

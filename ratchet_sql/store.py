@@ -15,7 +15,7 @@ from uuid import UUID
 from ratchet.domain.job import CallbackKind, Job, NewJob
 from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
-from ratchet.errors import CapabilityMissing, UsageError
+from ratchet.errors import CapabilityMissing, StoreClosed, UsageError
 from ratchet.spi.capabilities import Capability
 from ratchet.spi.store import (
     Applied,
@@ -68,6 +68,8 @@ class SqliteStore:
 
     def now(self) -> datetime:
         """Store time, UTC, whole milliseconds."""
+        if self.database.is_closed:
+            raise StoreClosed("the store was closed")
         return from_ms(self.database.now_ms())
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from conformance_tests import SUITE_VERSION
 from conformance_tests.contract import Contract, contracts
 from conformance_tests.obligations import obligations
+from ratchet.spi.capabilities import PROTOCOLS
 from ratchet.spi.store import JobStore
 from scripts.generated import ROOT, publish
 
@@ -48,6 +49,7 @@ GROUPS = {
     "SETTLE": "Settling",
     "SOAK": "Endurance",
     "STORE": "The store as a whole",
+    "WAKE": "Capability wake-ups",
 }
 
 
@@ -62,9 +64,10 @@ def render() -> str:
     """The whole page."""
     known = contracts()
     naming: dict[str, list[str]] = {name: [] for name in known}
-    for method, names in obligations(JobStore, known).items():
-        for name in names:
-            naming[name].append(method)
+    for protocol in (JobStore, *PROTOCOLS.values()):
+        for method, names in obligations(protocol, known).items():
+            for name in names:
+                naming[name].append(method)
     sections = []
     for group in sorted({each.group for each in known.values()}):
         lines = [

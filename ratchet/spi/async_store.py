@@ -39,7 +39,7 @@ class AsyncJobStore(Protocol):
     """What every store offers. Optional groups are in `ratchet.spi.capabilities`.
 
     Contracts: ASYNC-01 ... ASYNC-03, CELL-01 ... CELL-11, CRASH-01 ... CRASH-04, MODEL-01, PROCESS-01
-    ... PROCESS-04, RACE-01 ... RACE-20, SOAK-01.
+    ... PROCESS-04, RACE-01 ... RACE-21, SOAK-01.
     """
 
     @property
@@ -171,7 +171,7 @@ class AsyncJobStore(Protocol):
             UsageError: the trigger is not one of these.
             DuplicateBusinessKey: a requeue finds its key held; nothing is changed.
 
-        Contracts: APPLY-01 ... APPLY-08.
+        Contracts: APPLY-01 ... APPLY-09.
         """
         ...
 
@@ -190,7 +190,7 @@ class AsyncJobStore(Protocol):
             DuplicateBusinessKey: a submitted job needs a key that another job holds; nothing is changed.
             DuplicateIdempotencyKey: a submitted job's idempotency key is taken; nothing is changed.
 
-        Contracts: FENCE-01 ... FENCE-05, SETTLE-01 ... SETTLE-18.
+        Contracts: FENCE-01 ... FENCE-06, SETTLE-01 ... SETTLE-19.
         """
         ...
 

@@ -35,7 +35,10 @@ class WakeUps(Protocol):
     """Capability ``wake-ups``: the store can tell other processes that there is work."""
 
     def coordinator(self) -> ClusterCoordinator:
-        """A new coordinator over this store's own channel; the caller starts and closes it."""
+        """A new coordinator over this store's own channel; the caller starts and closes it.
+
+        Contracts: WAKE-01, WAKE-02.
+        """
         ...
 
 

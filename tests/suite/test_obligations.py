@@ -10,6 +10,7 @@ import pytest
 import conformance_tests
 from conformance_tests.contract import contracts
 from conformance_tests.obligations import named_in, obligations, shown
+from ratchet.spi.capabilities import PROTOCOLS
 from ratchet.spi.store import JobStore
 from scripts import render_contracts
 from scripts.generated import ROOT
@@ -20,7 +21,12 @@ KNOWN = ["A-01", "A-02", "A-05", "A-06", "B-01", "AB-03"]
 def test_every_obligation_has_its_test_and_every_test_its_obligation() -> None:
     """What the docstrings of the SPI name is exactly what the suite shows."""
     known = contracts()
-    named = {name for names in obligations(JobStore, known).values() for name in names}
+    named = {
+        name
+        for protocol in (JobStore, *PROTOCOLS.values())
+        for names in obligations(protocol, known).values()
+        for name in names
+    }
     assert sorted(named - set(known)) == [], "named by the SPI, shown by no test"
     assert sorted(set(known) - named) == [], "shown by a test, named by no method"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -60,5 +61,7 @@ def _run(words: list[str]) -> int:
         settings = Path(folder, "pytest.ini")
         settings.write_text("[pytest]\n", encoding="utf-8")
         own = ["-c", str(settings), "--rootdir", folder, "--import-mode=importlib"]
-        code = subprocess.run([sys.executable, "-m", "pytest", *own, *words], check=False).returncode
+        scratch = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path(folder, "hypothesis"))}
+        command = [sys.executable, "-m", "pytest", *own, *words]
+        code = subprocess.run(command, check=False, env=os.environ | scratch).returncode
     return {0: OK, _USAGE_OF_PYTEST: USAGE}.get(code, ERROR)

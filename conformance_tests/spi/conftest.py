@@ -2,78 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance_tests.checks import HarnessMistake, load
+from conformance_tests.checks import load
 from conformance_tests.spi.harness import CoordinatorHarness, ExecutorHarness, PlainCoordinators
+from conformance_tests.spi.loading import Factory, named
 from conformance_tests.spi.parts import PARTS, shown_by
 from conformance_tests.spi.plugin import PROPERTY
-from ratchet.spi.coordinator import ClusterCoordinator
-
-Factory = Callable[[], Any]
 
 
 def _part_of(path: Path) -> str:
     return path.stem.removeprefix("test_").replace("_", "-")
 
 
-def _named(config: pytest.Config, part: str) -> list[str]:
-    found: list[str] = config.getoption(f"--ratchet-{part}", default=[])
-    return found
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out the suites of parts that no option names."""
     part = _part_of(collection_path)
-    return True if collection_path.suffix == ".py" and part in PARTS and not _named(config, part) else None
+    return True if collection_path.suffix == ".py" and part in PARTS and not named(config, part) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test of a suite once for each part that the option names."""
     if "factory" not in metafunc.fixturenames:
         return
-    part = _part_of(Path(str(metafunc.module.__file__)))
-    names = _named(metafunc.config, part)
-    factories = []
-    for name in names:
-        try:
-            factory = load(name)
-            with_it = factory()
-        except HarnessMistake as mistake:
-            raise pytest.UsageError(str(mistake)) from mistake
-        except Exception as error:
-            raise pytest.UsageError(f"{name}() raised {type(error).__name__}: {error}") from error
-        _check(part, name, with_it)
-        factories.append(factory)
-    metafunc.parametrize("factory", factories, ids=names, scope="session")
-
-
-def _check(part: str, name: str, made: object) -> None:
-    """Tell a factory that makes the wrong thing before any test runs."""
-    from ratchet.spi.codec import PayloadCodec
-    from ratchet.spi.resilience import ResilienceStrategy
-    from ratchet.spi.retry import RetryPolicy
-    from ratchet.spi.sanitizer import ErrorSanitizer
-
-    wanted: dict[str, tuple[type, ...]] = {
-        "coordinator": (CoordinatorHarness, ClusterCoordinator),
-        "retry-policy": (RetryPolicy,),
-        "error-sanitizer": (ErrorSanitizer,),
-        "resilience": (ResilienceStrategy,),
-        "codec": (PayloadCodec,),
-        "executor": (ExecutorHarness,),
-    }
-    if not isinstance(made, wanted[part]):
-        raise pytest.UsageError(f"{name} makes a {type(made).__name__}; --ratchet-{part} names {PARTS[part]}")
-    close = getattr(made, "close", None)
-    if callable(close):
-        with suppress(Exception):
-            close()
+    names = named(metafunc.config, _part_of(Path(str(metafunc.module.__file__))))
+    metafunc.parametrize("factory", [load(name) for name in names], ids=names, scope="session")
 
 
 @pytest.fixture
@@ -109,7 +66,7 @@ def pytest_runtest_makereport(
     if shown is not None and (report.when == "call" or not report.passed):
         callspec = getattr(item, "callspec", None)
         subject = str(callspec.id) if callspec is not None else "?"
-        names = [name for part in PARTS for name in _named(item.config, part)]
+        names = [name for part in PARTS for name in named(item.config, part)]
         subject = next((name for name in names if name in subject), subject)
         report.user_properties.append((PROPERTY, (subject, shown.id)))
     return report

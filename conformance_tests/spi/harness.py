@@ -19,10 +19,12 @@ class CoordinatorHarness:
     Attributes:
         channel: False: these coordinators reach nobody (all contracts of delivery are NOT DECLARED).
         carries: which fields of a `Hint` arrive with it, of ``priority``, ``source`` and ``executor``.
+        latency: seconds within which a hint arrives, on a busy machine.
     """
 
     channel: ClassVar[bool] = True
     carries: ClassVar[frozenset[str]] = frozenset({"priority", "source", "executor"})
+    latency: ClassVar[float] = PATIENCE
 
     def open(self) -> ClusterCoordinator:
         """The coordinator of another node on this channel; not started."""

@@ -28,6 +28,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Collector(), "ratchet-conformance-spi-reports")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Tell a mistake in an option before anything is collected."""
+    if any(
+        "conformance_tests.spi" in each or "conformance_tests/spi" in each for each in session.config.args
+    ):
+        from conformance_tests.spi.loading import check
+
+        check(session.config)
+
+
 class _Collector:
     """What became of each contract of each part; with xdist in the controlling process."""
 

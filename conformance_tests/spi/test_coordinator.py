@@ -32,10 +32,10 @@ class Listener:
         if self._raises:
             raise ValueError("a listener that raises")
 
-    def await_hints(self, number: int) -> None:
+    def await_hints(self, number: int, within: float) -> None:
         with self._changed:
-            came = self._changed.wait_for(lambda: len(self.hints) >= number, timeout=PATIENCE)
-        assert came, f"only {len(self.hints)} of {number} hints arrived in {PATIENCE:.0f} s"
+            came = self._changed.wait_for(lambda: len(self.hints) >= number, timeout=within)
+        assert came, f"only {len(self.hints)} of {number} hints arrived in {within:g} s"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_hint_arrives_once(channel: CoordinatorHarness) -> None:
     a, _ = channel.listening("a", Listener()), channel.listening("b", listener)
     for number in range(1, 11):
         channel.announce(a, HIGH)
-        listener.await_hints(number)
+        listener.await_hints(number, channel.latency)
         assert len(listener.hints) == number, "a hint arrived twice"
     assert set(listener.hints) == {_seen(channel, HIGH)}
 
@@ -73,7 +73,7 @@ def test_priorities(channel: CoordinatorHarness, priority: Priority) -> None:
     listener = Listener()
     a, _ = channel.listening("a", Listener()), channel.listening("b", listener)
     channel.announce(a, Hint(priority=priority, source="a"))
-    listener.await_hints(1)
+    listener.await_hints(1, channel.latency)
     assert [hint.priority for hint in listener.hints] == [priority]
 
 
@@ -84,9 +84,9 @@ def test_own_hints_are_no_news(channel: CoordinatorHarness) -> None:
     a, b = channel.listening("a", mine), channel.listening("b", theirs)
     for number in range(1, 6):
         channel.announce(a, HIGH)
-        theirs.await_hints(number)
+        theirs.await_hints(number, channel.latency)
     channel.announce(b, Hint(priority=Priority.LOW, source="b"))
-    mine.await_hints(1)
+    mine.await_hints(1, channel.latency)
     assert mine.hints == [_seen(channel, Hint(priority=Priority.LOW, source="b"))]
 
 
@@ -99,8 +99,8 @@ def test_a_listener_that_raises(channel: CoordinatorHarness) -> None:
     channel.listening("c", good)
     for number in range(1, 51):
         channel.announce(a, HIGH)
-        bad.await_hints(number)
-        good.await_hints(number)
+        bad.await_hints(number, channel.latency)
+        good.await_hints(number, channel.latency)
     assert len(good.hints) == len(bad.hints) == 50
     counters = channel.counters(failing)
     if counters is not None and "listener_failures" in counters:
@@ -117,7 +117,7 @@ def test_every_node_is_told(channel: CoordinatorHarness) -> None:
         channel.listening(name, listener)
     channel.announce(a, HIGH)
     for listener in listeners:
-        listener.await_hints(1)
+        listener.await_hints(1, channel.latency)
     assert [len(listener.hints) for listener in listeners] == [1, 1, 1]
 
 
@@ -137,7 +137,7 @@ def test_notify_while_the_transport_is_down(coordinators: CoordinatorHarness) ->
     coordinators.ready(b)
     before = len(listener.hints)
     coordinators.announce(a, HIGH)
-    listener.await_hints(before + 1)
+    listener.await_hints(before + 1, coordinators.latency)
 
 
 @shows("CO-08")
@@ -159,7 +159,7 @@ def test_a_closed_one_is_silent(channel: CoordinatorHarness) -> None:
     before = len(closed.hints)
     for number in range(1, 6):
         channel.announce(a, HIGH)
-        there.await_hints(number)
+        there.await_hints(number, channel.latency)
     assert len(closed.hints) == before
 
 
@@ -198,7 +198,7 @@ def test_source_and_executor(channel: CoordinatorHarness) -> None:
     a, _ = channel.listening("node a%_é", Listener()), channel.listening("b", listener)
     told = Hint(priority=Priority.LOW, source="node a%_é", executor="processes")
     channel.announce(a, told)
-    listener.await_hints(1)
+    listener.await_hints(1, channel.latency)
     assert listener.hints == [_seen(channel, told)]
 
 
@@ -220,7 +220,7 @@ def test_what_was_received_is_counted(channel: CoordinatorHarness) -> None:
     before = _counter(channel, b, "received")
     for number in range(1, 11):
         channel.announce(a, HIGH)
-        listener.await_hints(number)
+        listener.await_hints(number, channel.latency)
     b.close()
     assert _counter(channel, b, "received") == before + 10
 
@@ -231,7 +231,7 @@ def test_listeners_run_elsewhere(channel: CoordinatorHarness) -> None:
     listener = Listener()
     a, _ = channel.listening("a", Listener()), channel.listening("b", listener)
     channel.announce(a, HIGH)
-    listener.await_hints(1)
+    listener.await_hints(1, channel.latency)
     assert threading.get_ident() not in listener.threads
 
 
@@ -246,7 +246,7 @@ def test_resting(channel: CoordinatorHarness) -> None:
         channel.ready(b)
         before = len(listener.hints)
         channel.announce(a, HIGH)
-        listener.await_hints(before + 1)
+        listener.await_hints(before + 1, channel.latency)
 
 
 @shows("CO-17")

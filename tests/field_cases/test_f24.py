@@ -153,10 +153,10 @@ def test_f24_rejected_by_shutdown_is_pending_and_unowned(stage: Stage, closed_al
     """What a claim brings while the node stops, its executors closed or not, is given back before `stop` returns."""
     faulty = stage.faulty()
     client = stage.node(start=False)
+    handles = client.enqueue_many(quick, [(str(stage.folder),)] * 2)
+    barrier = faulty.hold("claim", when="after")
     scheduler = stage.node(faulty.store, threads=2, poll=POLL)
     node = running(scheduler)
-    barrier = faulty.hold("claim", when="after", matches=lambda arguments: client.query.count() > 0)
-    handles = client.enqueue_many(quick, [(str(stage.folder),)] * 2)
     assert barrier.reached.wait(30)
     assert {handle.status for handle in handles} == {Status.RUNNING}
     if closed_already:
@@ -178,9 +178,9 @@ def test_f24_a_claim_that_hangs_does_not_hold_up_the_shutdown(stage: Stage) -> N
     """A claim call that hangs for longer than the shutdown: `stop` keeps its time, and recovery finds the jobs."""
     faulty = stage.faulty()
     client = stage.node(start=False)
-    node = stage.node(faulty.store, threads=2, poll=POLL)
-    stop = faulty.hold("claim", when="after", matches=lambda arguments: client.query.count() > 0)
     (handle,) = client.enqueue_many(quick, [(str(stage.folder),)])
+    stop = faulty.hold("claim", when="after")
+    node = stage.node(faulty.store, threads=2, poll=POLL)
     assert stop.reached.wait(30)
     start = time.monotonic()
     node.stop(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final, NoReturn, TypeVar
 
 import pytest
@@ -53,3 +54,10 @@ def not_declared(what: str) -> NoReturn:
 def not_offered(what: str) -> NoReturn:
     """End the test: the harness has not got what its contract needs."""
     pytest.skip(NOT_OFFERED + what)
+
+
+def contracts_of(part: str) -> list[Contract]:
+    """The contracts of a part, in order of their ids."""
+    module = import_module(f"conformance_tests.spi.test_{part.replace('-', '_')}")
+    found = (shown_by(each) for name, each in vars(module).items() if name.startswith("test_"))
+    return sorted((shown for shown in found if shown is not None), key=lambda shown: shown.id)

@@ -8,7 +8,10 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class PayloadCodec(Protocol):
-    """Exact round trip: what comes out is equal to what went in, and of the same type."""
+    """Exact round trip: what comes out is equal to what went in, and of the same type.
+
+    Contracts: PC-01 ... PC-11.
+    """
 
     @property
     def format(self) -> int:

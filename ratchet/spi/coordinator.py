@@ -29,7 +29,10 @@ HintListener: TypeAlias = Callable[[Hint], None]
 
 @runtime_checkable
 class ClusterCoordinator(Protocol):
-    """Carries hints from the node that submits to the nodes that poll."""
+    """Carries hints from the node that submits to the nodes that poll.
+
+    Contracts: CO-01 ... CO-06, CO-08 ... CO-17.
+    """
 
     def start(self, node: str, listener: HintListener) -> None:
         """Begin to listen: `listener` is called, on a thread of the coordinator's, for hints of other nodes.

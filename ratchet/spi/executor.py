@@ -16,7 +16,10 @@ class ExecutorRefused(RatchetError):
 
 @runtime_checkable
 class Executor(Protocol[AttemptT]):
-    """Runs the bodies of one kind: ``threads``, ``async`` or ``processes``."""
+    """Runs the bodies of one kind: ``threads``, ``async`` or ``processes``.
+
+    Contracts: EX-01 ... EX-11.
+    """
 
     @property
     def name(self) -> str:

@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 @runtime_checkable
 class ResilienceStrategy(Protocol):
-    """Decides whether a service may be called, and calls it."""
+    """Decides whether a service may be called, and calls it.
+
+    Contracts: RS-01 ... RS-09.
+    """
 
     def retry_delay(self, service: str | None) -> timedelta | None:
         """None if `service` may be called now; else how long until it is worth trying (never negative).

@@ -8,7 +8,10 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class RetryPolicy(Protocol):
-    """Decides over all jobs of a node. One that raises counts as the default policy, and is logged."""
+    """Decides over all jobs of a node. One that raises counts as the default policy, and is logged.
+
+    Contracts: RP-01 ... RP-05.
+    """
 
     def should_retry(self, attempt: int, error: BaseException) -> bool:
         """False forbids a retry of the execution that just failed.

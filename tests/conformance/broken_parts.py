@@ -211,7 +211,7 @@ class NeverFreed(Threads):
         return super().open(slots, lambda attempt: None)
 
 
-BROKEN = {
+BROKEN: dict[str, dict[Any, str]] = {
     "retry-policy": {
         ForgetsToAnswer: "RP-01",
         ReadsTheMessage: "RP-02",

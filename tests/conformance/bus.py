@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from conformance_tests.spi import CoordinatorHarness
 from ratchet.domain.priority import Priority
@@ -230,7 +230,7 @@ class NeverWakes(Bus):
     end = _Dozy
 
 
-BROKEN = {
+BROKEN: dict[Any, str] = {
     TellsTwice: "CO-01",
     FlattensPriorities: "CO-02",
     Echoes: "CO-03",

@@ -6,11 +6,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from typing import Any
 
 import pytest
 
-from conformance_tests.spi.parts import shown_by
+from conformance_tests.obligations import named_in
+from conformance_tests.spi.parts import PARTS, contracts_of
+from ratchet.spi.codec import PayloadCodec
+from ratchet.spi.coordinator import ClusterCoordinator
+from ratchet.spi.executor import Executor
+from ratchet.spi.resilience import ResilienceStrategy
+from ratchet.spi.retry import RetryPolicy
+from ratchet.spi.sanitizer import ErrorSanitizer
+from scripts import render_part_contracts
 from tests.conformance import broken_parts, bus
 from tests.docs.test_snippets import ROOT
 
@@ -79,25 +87,18 @@ def test_ours_are_complete(part: str) -> None:
 
 
 def _broken() -> dict[str, dict[str, str]]:
-    everything: dict[str, Mapping[type, str]] = {"coordinator": bus.BROKEN, **broken_parts.BROKEN}
+    everything: Mapping[str, Mapping[Any, str]] = {"coordinator": bus.BROKEN, **broken_parts.BROKEN}
     return {
         part: {f"{each.__module__}:{each.__name__}": contract for each, contract in parts.items()}
         for part, parts in everything.items()
     }
 
 
-def _tests_of(part: str) -> dict[str, str]:
-    """Contract -> the name of its test."""
-    module = import_module(f"conformance_tests.spi.test_{part.replace('-', '_')}")
-    tests = {name: shown_by(each) for name, each in vars(module).items() if name.startswith("test_")}
-    return {shown.id: name for name, shown in tests.items() if shown is not None}
-
-
 @pytest.mark.parametrize("part", list(OURS))
 def test_faults_are_noticed(part: str) -> None:
     """Each part with a fault fails at least the contract that the fault breaks."""
     expected = _broken()[part]
-    shows = _tests_of(part)
+    shows = {each.id: each.test.rpartition("::")[2] for each in contracts_of(part)}
     pairs = [f"({shows[contract]} and {name.partition(':')[2]})" for name, contract in expected.items()]
     options = [f"--ratchet-{part}={name}" for name in expected]
     _, output = run(*options, "--tb=no", "-r", "N", "-k", " or ".join(pairs))
@@ -109,6 +110,29 @@ def test_faults_are_noticed(part: str) -> None:
         name: contract for name, contract in expected.items() if contract not in failed.get(name, set())
     }
     assert not missed, f"{failed}\n{output[-3000:]}"
+
+
+PROTOCOLS = {
+    "coordinator": ClusterCoordinator,
+    "retry-policy": RetryPolicy,
+    "error-sanitizer": ErrorSanitizer,
+    "resilience": ResilienceStrategy,
+    "codec": PayloadCodec,
+    "executor": Executor,
+}
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+def test_obligations(part: str) -> None:
+    """The docstring of each protocol names exactly the contracts that its suite shows."""
+    shown = [each.id for each in contracts_of(part)]
+    assert sorted(named_in(PROTOCOLS[part].__doc__ or "", shown)) == shown
+    assert len(shown) >= 5
+
+
+def test_the_page_is_current() -> None:
+    """The committed page is what the suites render to."""
+    assert render_part_contracts.PAGE.read_text(encoding="utf-8") == render_part_contracts.render()
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,9 @@ class Results:
         shown, contract = self.shown[id], self.contracts[id]
         if shown.verdict is Verdict.FAILED:
             return f"{len(shown.failed)} of {shown.cases} cases: {contract.sentence}"
-        if shown.verdict in (Verdict.NOT_OFFERED, Verdict.NOT_DECLARED):
+        if shown.verdict is Verdict.NOT_DECLARED:
+            return f"the store does not declare {contract.capability!r}"
+        if shown.verdict is Verdict.NOT_OFFERED:
             reasons = sorted({each.partition(": ")[2] for each in shown.absent})
             return f"{'; '.join(reasons)} ({'required' if contract.required else 'optional'})"
         return contract.sentence

@@ -427,7 +427,7 @@ def _nonzero(counts: Any) -> dict[Any, int]:
     return {key: count for key, count in counts.items() if count}
 
 
-@contract("MODEL-01")
+@contract("MODEL-01", needs=("clock",))
 @pytest.mark.timeout(400)  # finding the shortest failing sequence takes minutes
 def test_any_sequence_of_calls(under_test: UnderTest) -> None:
     """Whatever several nodes ask, the store answers as the rules and the memory store say, step by step."""

@@ -63,7 +63,7 @@ def killed_by(contract: str) -> Callable[[Faulty], Faulty]:
         group = half.__module__.rpartition(".")[2].replace("_", " ")
         if issubclass(half, MemoryStore):
             REGISTERED.append(Mutant(name, fault, contract, group, store=half))
-        else:
+        elif issubclass(half, MemoryData):
             REGISTERED.append(Mutant(name, fault, contract, group, data=half))
         return half
 

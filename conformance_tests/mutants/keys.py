@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from conformance_tests.mutants.base import killed_by
@@ -198,7 +199,7 @@ class ParamsAreTheCallers(MemoryData):
 
     def add(self, new: NewJob, now: datetime) -> None:
         super().add(new, now)
-        self.records[new.id.int].params = new.params
+        self.records[new.id.int].params = cast("dict[str, str]", new.params)
 
 
 @killed_by("DELETE-01")

@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every test of a suite once for each part that the option names."""
     if "factory" not in metafunc.fixturenames:
         return
-    names = named(metafunc.config, _part_of(Path(str(metafunc.module.__file__))))
+    names = named(metafunc.config, _part_of(Path(str(getattr(metafunc.module, "__file__", "")))))
     metafunc.parametrize("factory", [load(name) for name in names], ids=names, scope="session")
 
 

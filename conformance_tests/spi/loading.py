@@ -31,8 +31,7 @@ _WANTED: Final[dict[str, tuple[type, ...]]] = {
 
 def named(config: pytest.Config, part: str) -> list[str]:
     """What the option of this part names."""
-    found: list[str] = config.getoption(f"--ratchet-{part}", default=[])
-    return found
+    return list(config.getoption(f"--ratchet-{part}", default=[]) or ())
 
 
 def check(config: pytest.Config) -> None:

@@ -52,14 +52,20 @@ class _Collector:
                 continue
             pair: Any = value
             subject, contract = str(pair[0]), str(pair[1])
-            verdict, why = "PASSED", ""
+            from conformance_tests.report import Verdict
+
+            verdict, why = Verdict.PASSED.value, ""
             if report.failed:
-                verdict, why = "FAILED", report.nodeid.rpartition("::")[2]
+                verdict, why = Verdict.FAILED.value, report.nodeid.rpartition("::")[2]
             elif report.skipped:
                 reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
                 verdict, _, why = reason.removeprefix("Skipped: ").partition(": ")
             known = self.told.setdefault(subject, {}).get(contract)
-            if known is None or verdict == "FAILED" or (known[0] != "FAILED" and verdict == "PASSED"):
+            if (
+                known is None
+                or verdict == Verdict.FAILED
+                or (known[0] != Verdict.FAILED and verdict == Verdict.PASSED)
+            ):
                 self.told[subject][contract] = verdict, why
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -67,12 +73,13 @@ class _Collector:
         if not self.told:
             return
         from conformance_tests import SUITE_VERSION
+        from conformance_tests.report import Verdict
 
         terminalreporter.section("Ratchet conformance of other parts")
         for subject, contracts in sorted(self.told.items()):
             for contract, (verdict, why) in sorted(contracts.items()):
-                if verdict != "PASSED":
+                if verdict != Verdict.PASSED:
                     terminalreporter.line(f"{verdict:12}  {contract:8}  {why}")
-            failed = any(verdict == "FAILED" for verdict, _ in contracts.values())
+            failed = any(verdict == Verdict.FAILED for verdict, _ in contracts.values())
             end = "incomplete" if failed else "complete"
             terminalreporter.line(f"Ratchet conformance {SUITE_VERSION}, {subject}: {end}")

@@ -1,0 +1,1 @@
+"""The store in its async form, from which the sync form is generated."""

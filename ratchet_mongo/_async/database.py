@@ -1,0 +1,241 @@
+"""One database: its client, its collections, its time, and the one edge where the driver's errors end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from bson.binary import UuidRepresentation
+from bson.codec_options import CodecOptions
+from pymongo import IndexModel, ReadPreference, WriteConcern
+from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.read_concern import ReadConcern
+
+from ratchet.errors import StoreClosed, StorePermanentError, UsageError
+from ratchet.spi.clock import Clock
+from ratchet_mongo._async.flavour import Client, Collection, Lock, close_client, make_client, sleep
+from ratchet_mongo.documents import whole
+from ratchet_mongo.indexes import INDEXES
+from ratchet_mongo.translate import is_retryable, translated
+
+T = TypeVar("T")
+_log = logging.getLogger("ratchet.store")
+
+_PAUSES: Final = (0.02, 0.1, 0.4)
+"""Seconds between tries of a call that may be repeated at once; beyond them it is the engine that waits."""
+_PATIENCE: Final = 6.0
+"""Seconds after which a call is not tried again."""
+_MEASURE_EVERY: Final = 60.0
+"""Seconds for which a measured offset of the server's clock is trusted; two clocks drift apart slowly."""
+
+OPTIONS: Final[dict[str, Any]] = {
+    "codec_options": CodecOptions(tz_aware=True, tzinfo=UTC, uuid_representation=UuidRepresentation.STANDARD),
+    "write_concern": WriteConcern(w="majority", j=True),
+    "read_concern": ReadConcern("majority"),
+    "read_preference": ReadPreference.PRIMARY,
+}
+"""Whatever the client says: an acknowledged write survives, and what is read was acknowledged."""
+
+CLIENT_DEFAULTS: Final[dict[str, Any]] = {
+    "serverSelectionTimeoutMS": 5_000,
+    "connectTimeoutMS": 5_000,
+    "socketTimeoutMS": 30_000,
+    "appname": "ratchet",
+}
+"""For clients of our own, where the URL says nothing: a server that does not answer must not hang a node."""
+
+
+class MongoDatabase:
+    """The collections of one store.
+
+    Args:
+        name: of the database.
+        url: where to connect; None with `client`.
+        client: the application's; it is never closed here.
+        clock: replaces store time.
+        prefix: of the collections' names.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        client: Client | None = None,
+        clock: Clock | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.name = name
+        self.reached: Callable[[str], None] | None = None
+        """Called between the writes of one operation; only tests set it, to stop there."""
+        self._url = url
+        self._given = client
+        self._own: Client | None = None
+        self._pid = 0
+        self._clock = clock
+        self._prefix = prefix
+        self._ready = False
+        self._lock = Lock()
+        self._closed = False
+        self._offset: tuple[datetime, float] | None = (
+            None  # server time and monotonic time, measured together
+        )
+
+    # -- client and collections
+
+    @property
+    def client(self) -> Client:
+        """The client; after a fork a client of our own is a new one."""
+        if self._closed:
+            raise StoreClosed("this store was closed; open another")
+        if self._given is not None:
+            return self._given
+        if self._own is None or self._pid != os.getpid():
+            self._own = make_client(str(self._url), **self._missing_options())
+            self._pid = os.getpid()
+        return self._own
+
+    def _missing_options(self) -> dict[str, Any]:
+        asked = str(self._url).partition("?")[2].lower()
+        return {name: value for name, value in CLIENT_DEFAULTS.items() if f"{name.lower()}=" not in asked}
+
+    @property
+    def db(self) -> Any:
+        """The database with the concerns that correctness needs."""
+        return self.client.get_database(self.name, **OPTIONS)
+
+    def _collection(self, name: str) -> Collection:
+        return self.db[self._prefix + name]
+
+    @property
+    def jobs(self) -> Collection:
+        """One document per job."""
+        return self._collection("jobs")
+
+    @property
+    def business(self) -> Collection:
+        """Business keys and who holds them."""
+        return self._collection("business_keys")
+
+    @property
+    def idempotency(self) -> Collection:
+        """Idempotency keys, for ever."""
+        return self._collection("idempotency_keys")
+
+    @property
+    def operations(self) -> Collection:
+        """Bulk operations under way."""
+        return self._collection("operations")
+
+    @property
+    def executions(self) -> Collection:
+        """Ended claims beyond those that their job's document keeps."""
+        return self._collection("executions")
+
+    @property
+    def nodes(self) -> Collection:
+        """Registered incarnations."""
+        return self._collection("nodes")
+
+    # -- calls
+
+    async def run(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that may be repeated; the driver's errors end here.
+
+        Raises:
+            StoreError: what the driver's error means.
+        """
+        if not self._ready:
+            await self._prepare()
+        return await self._tried(call)
+
+    async def _tried(self, call: Callable[[], Awaitable[T]]) -> T:
+        started = time.monotonic()
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return await call()
+            except PyMongoError as error:
+                if self._closed and isinstance(error, InvalidOperation):
+                    raise StoreClosed("this store was closed; open another") from error
+                pause = next(pauses, None) if is_retryable(error) else None
+                if pause is None or time.monotonic() - started > _PATIENCE:
+                    raise translated(error, self.name) from error
+                _log.debug("MongoDB: %s; trying again", type(error).__name__)
+                await sleep(pause)
+            except OverflowError as error:
+                raise UsageError(f"MongoDB stores integers of at most 64 bits: {error}") from error
+
+    def step(self, name: str) -> None:
+        """Say that the operation under way has come this far."""
+        if self.reached is not None:
+            self.reached(name)
+
+    async def _prepare(self) -> None:
+        """Create the indexes; several processes may do so at once, and those that exist are left."""
+        async with self._lock:
+            if self._ready:
+                return
+            by_collection: dict[str, list[IndexModel]] = {}
+            for index in INDEXES:
+                options = {} if index.only is None else {"partialFilterExpression": dict(index.only)}
+                model = IndexModel(list(index.keys), name=index.name, **options)
+                by_collection.setdefault(index.collection, []).append(model)
+            for name, models in by_collection.items():
+                collection = self._collection(name)
+                await self._tried(lambda c=collection, m=models: c.create_indexes(m))  # type: ignore[misc]
+            self._ready = True
+
+    async def close(self) -> None:
+        """Let go of a client of our own."""
+        self._closed = True
+        client, self._own = self._own, None
+        if client is not None and self._pid == os.getpid():
+            await close_client(client)
+
+    # -- time
+
+    async def now(self) -> datetime:
+        """Store time: the given clock, or this process's monotonic clock set by the server's."""
+        if self._closed:
+            raise StoreClosed("this store was closed; open another")
+        if self._clock is not None:
+            return whole(self._clock.now())
+        here = time.monotonic()
+        if self._offset is None or here - self._offset[1] > _MEASURE_EVERY:
+            await self._measure()
+            here = time.monotonic()
+        assert self._offset is not None
+        there, when = self._offset
+        return whole(there + timedelta(seconds=here - when))
+
+    async def _measure(self) -> None:
+        client = self.client
+        sent = time.monotonic()
+        told = await self._tried(lambda: client.admin.command("hello"))
+        answered = time.monotonic()
+        local: datetime = told["localTime"]
+        if local.tzinfo is None:
+            local = local.replace(tzinfo=UTC)
+        # Half of the way is the best guess of when the server looked at its clock.
+        self._offset = (local, (sent + answered) / 2)
+
+    async def server_version(self) -> str:
+        """What the server says of itself."""
+        client = self.client
+        told = await self._tried(lambda: client.admin.command("buildInfo"))
+        version: str = told["version"]
+        return version
+
+
+def database_name(name: str | None) -> str:
+    """The database of a URL; `StorePermanentError` for a name that no server takes."""
+    if name is None:
+        return "ratchet"
+    if not name or len(name.encode()) > 63 or any(c in name for c in '/\\. "$\0'):
+        raise StorePermanentError(f"{name!r} cannot be the name of a MongoDB database")
+    return name

@@ -1,0 +1,44 @@
+"""What differs between the drivers: PyMongo's async client and Motor's. Its sync twin is written by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, TypeAlias
+
+Client: TypeAlias = Any
+"""`pymongo.AsyncMongoClient`, or `motor.motor_asyncio.AsyncIOMotorClient`, which has no types."""
+Collection: TypeAlias = Any
+Database: TypeAlias = Any
+
+Lock = asyncio.Lock
+sleep = asyncio.sleep
+
+
+def make_client(url: str, **options: Any) -> Client:
+    """A client of our own; it connects at its first use."""
+    from pymongo import AsyncMongoClient
+
+    return AsyncMongoClient(url, **options)
+
+
+async def close_client(client: Client) -> None:
+    """Close a client of our own."""
+    await client.close()
+
+
+async def aggregate(source: Any, pipeline: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    """All that an aggregate answers. PyMongo's is awaited for its cursor, Motor's is not."""
+    cursor = source.aggregate(pipeline, **options)
+    if inspect.isawaitable(cursor):
+        cursor = await cursor
+    found: list[dict[str, Any]] = await cursor.to_list(None)
+    return found
+
+
+async def find(
+    collection: Collection, where: dict[str, Any], *arguments: Any, **options: Any
+) -> list[dict[str, Any]]:
+    """All that a query answers."""
+    found: list[dict[str, Any]] = await collection.find(where, *arguments, **options).to_list(None)
+    return found

@@ -1,0 +1,1 @@
+"""The store in its sync form, generated from the async one."""

@@ -1,0 +1,133 @@
+"""The driver's errors as the store's own, by class, label and code, never by their text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    ConfigurationError,
+    ConnectionFailure,
+    DocumentTooLarge,
+    ExecutionTimeout,
+    InvalidOperation,
+    NetworkTimeout,
+    OperationFailure,
+    PyMongoError,
+    ServerSelectionTimeoutError,
+    WaitQueueTimeoutError,
+    WTimeoutError,
+)
+
+from ratchet.errors import StoreError, StorePermanentError, StoreTransientError
+
+_LABELS: Final = (
+    "RetryableWriteError",
+    "TransientTransactionError",
+    "RetryableError",
+    "SystemOverloadedError",
+)
+"""With one of these the server or the driver says that the same call may work."""
+
+_AGAIN: Final = frozenset({
+    6,  # HostUnreachable
+    7,  # HostNotFound
+    64,  # WriteConcernFailed: written, not yet by a majority
+    89,  # NetworkTimeout
+    91,  # ShutdownInProgress
+    112,  # WriteConflict
+    134,  # ReadConcernMajorityNotAvailableYet
+    189,  # PrimarySteppedDown
+    202,  # NetworkInterfaceExceededTimeLimit
+    234,  # RetryChangeStream
+    262,  # ExceededTimeLimit
+    10107,  # NotWritablePrimary
+    11600,  # InterruptedAtShutdown
+    11602,  # InterruptedDueToReplStateChange
+    13388,  # StaleConfig
+    13435,  # NotPrimaryNoSecondaryOk
+    13436,  # NotPrimaryOrSecondary
+})  # fmt: skip
+"""Codes that pass by themselves; every write here is fenced or carries a token, so that it may be repeated."""
+
+_LATER: Final = frozenset({24, 50, 14031, 46841})
+"""Lock time-out, time limit, disk full, out of memory: not at once, but without anybody changing the call."""
+
+_ADVICE: Final = {
+    13: "does not let this user do that; grant readWrite on its database",
+    18: "does not know this user; see to the user name, password and authSource of the URL",
+    20: "has no transactions: it runs as a standalone server; make it a replica set",
+    8000: "refused the credentials; see to the user and its database access",
+    10334: "cannot store a document of this size; make the job smaller",
+    14031: "is out of disk space; free some, work then goes on by itself",
+    17280: "cannot index a key of this length; make the key shorter",
+}
+
+TRANSACTIONS_MISSING: Final = 20
+DUPLICATE_KEY: Final = 11000
+
+
+def codes(error: PyMongoError) -> set[int]:
+    """The codes that the server gave, those of single writes and of the write concern included."""
+    found: set[int] = set()
+    if isinstance(error, OperationFailure):
+        if error.code is not None:
+            found.add(error.code)
+        details = error.details or {}
+        for entry in (*details.get("writeErrors", ()), *details.get("writeConcernErrors", ())):
+            found.add(entry.get("code", 0))
+        concern = details.get("writeConcernError")
+        if concern:
+            found.add(concern.get("code", 0))
+    if isinstance(error, BulkWriteError):
+        found.discard(65)  # MultipleErrorsOccurred: a wrapper, the driver's own
+    return found
+
+
+def is_retryable(error: PyMongoError) -> bool:
+    """True if the same call may be made again at once."""
+    if isinstance(error, ServerSelectionTimeoutError | WaitQueueTimeoutError | NetworkTimeout):
+        return False  # time enough has passed
+    if isinstance(error, ConnectionFailure):
+        return True
+    if any(error.has_error_label(label) for label in _LABELS):
+        return True
+    found = codes(error)
+    return bool(found) and found <= _AGAIN
+
+
+def is_duplicate(error: PyMongoError) -> bool:
+    """True if it says of some id that it is taken, and nothing else."""
+    return codes(error) == {DUPLICATE_KEY}
+
+
+def translated(error: PyMongoError, name: str) -> StoreError:
+    """What to raise instead of `error`, chained to it by the caller."""
+    found = codes(error)
+    known = next((_ADVICE[code] for code in sorted(found) if code in _ADVICE), None)
+    told = ", ".join(str(code) for code in sorted(found)) or type(error).__name__
+    transient = (
+        is_retryable(error)
+        or isinstance(error, AutoReconnect | ConnectionFailure | ExecutionTimeout | WTimeoutError)
+        or bool(found and found <= _AGAIN | _LATER)
+        or isinstance(error, InvalidOperation)  # closed under us, by whoever owns the client
+    )
+    if isinstance(error, DocumentTooLarge):
+        known = _ADVICE[10334]
+    if isinstance(error, ConfigurationError):
+        known = "cannot be used as it is configured; see the cause"
+    if known is None:
+        known = "could not answer; try again" if transient else "refused a command; see the cause"
+    family = StoreTransientError if transient else StorePermanentError
+    return family(f"the MongoDB database {name!r} {known} ({told}: {error})")
+
+
+__all__ = [
+    "DUPLICATE_KEY",
+    "TRANSACTIONS_MISSING",
+    "codes",
+    "is_duplicate",
+    "is_retryable",
+    "translated",
+]

@@ -1,0 +1,176 @@
+"""MongoDB servers for tests: a deployment named by the environment, or a process of our own that speaks its protocol.
+
+No ``mongod`` can be had from package registries. Two servers stand in, both on WiredTiger and GPL, so
+that they are run as processes and never imported: ``secantusd-rs`` (cargo, ``secantus-mdb``), which takes
+part in races, crashes, ``explain`` and speed; and ``secantusdb`` (PyPI), about forty times slower.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+DEPLOYMENT: Final = "RATCHET_TEST_MONGODB_URL"
+"""Environment variable: the URL of a real deployment, which is then used instead."""
+
+_PATIENCE: Final = 30.0
+_LAST_WORD: Final = 10.0
+
+
+class NoServer(Exception):
+    """No MongoDB can be had on this machine; the message says why."""
+
+
+def rust_server() -> str | None:
+    """Where ``secantusd-rs`` is, if it is installed."""
+    return shutil.which("secantusd-rs") or shutil.which("secantusd-rs", path=str(Path.home() / ".cargo/bin"))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Server:
+    """A process of our own on a port and a folder that it keeps over restarts.
+
+    Attributes:
+        standalone: a standalone server; else a replica set of one.
+        rust: the fast stand-in; else the Python one.
+    """
+
+    standalone: bool = False
+    rust: bool = True
+    port: int = field(default_factory=_free_port)
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="ratchet-mongo-")))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, database: str = "") -> str:
+        """The URL of one database."""
+        return f"mongodb://{self.address}/{database}"
+
+    def _command(self) -> list[str]:
+        if not self.rust:
+            return [
+                sys.executable, "-W", "ignore", "-m", "secantus", "--host", "127.0.0.1", "--port", str(self.port),
+                "--storage-path", str(self.folder / "data"), *(["--standalone"] if self.standalone else []),
+            ]  # fmt: skip
+        settings = self.folder / "server.toml"
+        settings.touch()  # an empty one of our own, so that none is found elsewhere
+        return [
+            str(rust_server()), "--config", str(settings), "--port", str(self.port),
+            "--storage-path", str(self.folder / "data"), "--cache-size", "256M", "--log-file-max", "16MB",
+            "--log-level", "WARNING",
+            "--sync-on-commit",  # without it kill -9 loses writes acknowledged with j:true
+            *(["--standalone"] if self.standalone else []),
+        ]  # fmt: skip
+
+    def start(self) -> Server:
+        """Start it and wait until it answers: a SIGTERM before that would be lost."""
+        log = (self.folder / "log").open("ab")
+        self.process = subprocess.Popen(
+            self._command(), stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+        )
+        log.close()
+        until = time.monotonic() + _PATIENCE
+        while not self._answers():
+            if self.process.poll() is not None or time.monotonic() > until:
+                told = (self.folder / "log").read_text(errors="replace")[-2000:]
+                self.kill()
+                raise NoServer(f"the server did not start: {told}")
+        return self
+
+    def _answers(self) -> bool:
+        from pymongo import MongoClient
+        from pymongo.errors import PyMongoError
+
+        with MongoClient(self.url(), serverSelectionTimeoutMS=200) as client:
+            try:
+                client.admin.command("ping")
+            except PyMongoError:
+                return False
+            return True
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the server looks like to everybody else."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> None:
+        """End it, kindly for ten seconds."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(_LAST_WORD)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self.process = None
+
+    def remove(self) -> None:
+        """End it and remove its data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_running: dict[bool, Server] = {}
+
+
+def shared(*, standalone: bool = False) -> Server:
+    """The server of this process's tests, started at its first use and removed at exit.
+
+    Raises:
+        NoServer: neither stand-in is installed.
+    """
+    if standalone not in _running:
+        if find_spec("pymongo") is None:
+            raise NoServer("PyMongo is not installed (extra 'mongo')")
+        rust = rust_server() is not None
+        if not rust and find_spec("secantus") is None:
+            raise NoServer(
+                "neither secantusd-rs (cargo install secantus-mdb) nor secantusdb (PyPI) is installed, and "
+                f"{DEPLOYMENT} names no deployment"
+            )
+        server = Server(standalone=standalone, rust=rust)
+        atexit.register(server.remove)
+        _running[standalone] = server.start()
+    return _running[standalone]
+
+
+def database_url(name: str) -> str:
+    """The URL of a database of this name, on the deployment of the environment or on the shared server."""
+    deployment = os.environ.get(DEPLOYMENT)
+    if deployment:
+        parts = urlsplit(deployment)
+        return urlunsplit(parts._replace(path=f"/{name}"))
+    standalone = os.environ.get("RATCHET_TEST_MONGODB_STANDALONE") == "1"
+    return shared(standalone=standalone).url(name)
+
+
+def drop(url: str) -> None:
+    """Remove a database."""
+    from pymongo import MongoClient
+
+    with MongoClient(url) as client:
+        client.drop_database(client.get_default_database().name)

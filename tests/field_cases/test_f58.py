@@ -233,7 +233,9 @@ def test_f58_a_node_with_a_wrong_clock_is_alive_and_punctual(
     job = handle.wait(10)
     assert (job.claim_seq, job.crash_count, stage.ledger.executions(handle.id)) == (1, 0, 1)
     assert_plausible(job, nodes[0].store.history(handle.id))
-    assert (job.ended_at, job.picked_at) == (START + 2 * MINUTE, START)
+    assert job.picked_at == START
+    assert job.ended_at is not None
+    assert START + 2 * MINUTE - SECOND <= job.ended_at <= START + 2 * MINUTE
     (row,) = stage.ledger.rows(late.id)
     assert row.start >= (START + 2 * MINUTE - SECOND).timestamp()
     assert {node.parts.endings.tally.recovered for node in map(running, nodes)} == {0}

@@ -50,6 +50,17 @@ class _Face:
         """As the store declares them."""
         return frozenset(self._store.capabilities)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a capability adds is the store's own."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._store, name)
+
+
+def meets(store: object, protocol: type) -> bool:
+    """True if the store, behind whatever face, has the methods of an optional group."""
+    return all(hasattr(store, name) for name in vars(protocol) if not name.startswith("_"))
+
 
 def _blocking(name: str) -> Callable[..., Any]:
     def call(self: _Face, *args: Any, **kwargs: Any) -> Any:

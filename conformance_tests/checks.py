@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
-from conformance_tests.bridge import METHODS
+from conformance_tests.bridge import METHODS, meets
 from conformance_tests.harness import FLAVOURS, START, StoreHarness
 from conformance_tests.under_test import UnderTest
 from ratchet.domain.ids import new_id
@@ -187,7 +187,7 @@ def _check_capabilities(store: JobStore, name: str) -> None:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
             raise HarnessMistake(f"the store declares the capability {each!r}, which does not exist; {hint}")
         protocol = PROTOCOLS.get(Capability(each))
-        if protocol is not None and not isinstance(store, protocol):
+        if protocol is not None and not meets(store, protocol):
             raise HarnessMistake(
                 f"the store declares {each!r} and does not have the methods of {protocol.__name__}"
             )

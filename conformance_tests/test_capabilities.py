@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from typing import cast
 
 import pytest
 
+from conformance_tests.bridge import meets
 from conformance_tests.contract import contract
 from conformance_tests.driver import new_job
 from conformance_tests.under_test import UnderTest
@@ -20,15 +22,14 @@ PATIENCE = 20.0
 
 
 @pytest.fixture
-def coordinator(under_test: UnderTest, store: JobStore) -> Iterator[Callable[[JobStore], ClusterCoordinator]]:
+def coordinator(store: JobStore) -> Iterator[Callable[[JobStore], ClusterCoordinator]]:
     """Makes the coordinator of a handle, closed at the end."""
     with ExitStack() as stack:
 
         def make(handle: JobStore) -> ClusterCoordinator:
             handle.counts()
-            behind = under_test.behind(handle)
-            assert isinstance(behind, WakeUps)
-            return stack.enter_context(closing(behind.coordinator()))
+            assert meets(handle, WakeUps)
+            return stack.enter_context(closing(cast("WakeUps", handle).coordinator()))
 
         yield make
 

@@ -8,12 +8,13 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import UNSCHEDULED
+from ratchet.engine.apart import ALONE_FOR, first_strong, parted
 from ratchet.engine.attempt import Attempt
 from ratchet.engine.logs import Sparse, told
 from ratchet.engine.polling import (
@@ -154,6 +155,8 @@ class Poller:
         self._resting: dict[str, tuple[float, float]] = {}
         self._watching: bool | None = None
         self._risky: set[Attempt] = set()
+        self._alone: tuple[Attempt, float] | None = None
+        self._nothing_ahead_before = -math.inf
         self._thread: threading.Thread | None = None
 
     # -- what others may tell it
@@ -285,7 +288,8 @@ class Poller:
             self.claim_sent = None
         self.last_success = time.monotonic()
         self._hand_over(claimed, now, ahead)
-        return self._pace(claimed, request, elapsed, before, full)
+        delay = self._pace(claimed, request, elapsed, before, full)
+        return delay if self._alone is None else min(delay, 1.0)
 
     def _pace(
         self, claimed: Claimed, request: ClaimRequest, elapsed: float, before: float, full: set[str]
@@ -339,6 +343,8 @@ class Poller:
         limits: dict[str, int] = {}
         ahead: dict[str, int] = {}
         now = time.monotonic()
+        if self._runs_alone(now):
+            return limits, ahead
         room = self._settings.batch_size
         for name, executor in self._executors.items():
             if not executor.slots or self._resting.get(name, (0.0, 0.0))[0] > now:
@@ -348,7 +354,8 @@ class Poller:
             extra = 0
             mean = self.paces[name].mean
             horizon = self._settings.ahead.total_seconds()
-            if not self._risky and mean is not None and mean < horizon:
+            calm = not self._risky and now >= self._nothing_ahead_before
+            if calm and mean is not None and mean < horizon:
                 # A body that has run for longer already is no short one: nothing is expected to start there.
                 long = sum(
                     1
@@ -400,23 +407,41 @@ class Poller:
             self._give_back(refused, "refused by the executor")
 
     def _keep_apart(self, attempts: list[Attempt]) -> list[Attempt]:
-        """A batch with a job that has crashed a node before: what exceeds the free slots goes back first."""
-        room = {name: each.slots - each.busy() - each.waiting() for name, each in self._executors.items()}
-        keep: list[Attempt] = []
+        """A batch with a job that has crashed a node before: see `ratchet.engine.apart`."""
+        strong = first_strong(attempts) is not None
         back: list[Attempt] = []
-        for attempt in attempts:
-            name = attempt.claim.executor
-            room[name] -= 1
-            (keep if room[name] >= 0 else back).append(attempt)
-        for executor in self._executors.values():  # unstarted ones of earlier batches too
-            excess = executor.waiting() + executor.busy() - executor.slots
-            if excess > 0:
-                waiting: list[Attempt] = executor.withdraw()  # type: ignore[assignment]
-                back += waiting
+        if strong:
+            back += self._withdrawn(self._executors.values())
+        room = {name: each.slots - each.busy() - each.waiting() for name, each in self._executors.items()}
+        keep, too_many = parted(attempts, room)
+        back = too_many + back
+        if not strong:  # unstarted ones of earlier batches too
+            executors = self._executors.values()
+            back += self._withdrawn(e for e in executors if e.waiting() + e.busy() > e.slots)
         if back:
             self._return(back, "not claimed ahead beside a job that has crashed before")
+        now = time.monotonic()
+        self._nothing_ahead_before = now + self._pace_settings.burst_delay
         self._risky |= {each for each in keep if each.claim.crash_count}
+        if strong and keep:
+            self._alone = keep[0], now + ALONE_FOR
+            self._returned |= set(self._executors)  # to be asked as soon as it has ended
+            job_id, crashes = keep[0].claim.job_id, keep[0].claim.crash_count
+            log.warning("job %s has crashed %d nodes: nothing else begins beside it", job_id, crashes)
         return keep
+
+    @staticmethod
+    def _withdrawn(executors: Iterable[Executor[Attempt]]) -> list[Attempt]:
+        return [attempt for each in executors for attempt in each.withdraw()]  # type: ignore[misc]
+
+    def _runs_alone(self, now: float) -> bool:
+        """True while a strong suspect runs, for at most `ALONE_FOR`: whoever began now might go down with it."""
+        if self._alone is None:
+            return False
+        attempt, until = self._alone
+        if attempt.ended or now >= until:
+            self._alone = None
+        return self._alone is not None
 
     def _rest(self, name: str) -> None:
         now = time.monotonic()

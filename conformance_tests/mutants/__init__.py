@@ -7,6 +7,7 @@ from typing import Final
 from conformance_tests.mutants import (  # noqa: F401 - each registers its mutants, in this order
     changing,
     claims,
+    crashing,
     fences,
     keys,
     racing,

@@ -165,3 +165,37 @@ class BulkRetryIgnoresItsLimit(MemoryStore):
     ) -> Selected:
         more = limit + 1 if 0 < limit < 1000 else limit
         return super().apply_where(selection, trigger, limit=more, on_conflict=on_conflict)
+
+
+@killed_by("BULK-08")
+class BulkRetryTakesTheYounger(MemoryStore):
+    """Of two failed jobs of one key the younger gets it back."""
+
+    def apply_where(
+        self, selection: Selection, trigger: Trigger, *, limit: int, on_conflict: OnConflict = "abort"
+    ) -> Selected:
+        page = self.find(
+            replace(selection, statuses=frozenset(ROWS[Trigger.REQUEUE].sources)), order="id_asc"
+        )
+        keyed = [job for job in page.jobs if job.business_key is not None]
+        older = [
+            job.id
+            for n, job in enumerate(keyed)
+            if job.business_key in {j.business_key for j in keyed[n + 1 :]}
+        ]
+        if on_conflict == "abort" or not older or trigger is not Trigger.REQUEUE:
+            return super().apply_where(selection, trigger, limit=limit, on_conflict=on_conflict)
+        narrow = replace(selection, ids=frozenset(job.id for job in page.jobs if job.id not in older))
+        answer = super().apply_where(narrow, trigger, limit=limit, on_conflict=on_conflict)
+        return replace(answer, skipped={**answer.skipped, **dict.fromkeys(older, "the younger has it")})
+
+
+@killed_by("BULK-04")
+class BulkLimitIsCorrected(MemoryStore):
+    """A limit that is out of range is moved into it rather than refused."""
+
+    def apply_where(
+        self, selection: Selection, trigger: Trigger, *, limit: int, on_conflict: OnConflict = "abort"
+    ) -> Selected:
+        within = min(max(limit, 1), 1000)
+        return super().apply_where(selection, trigger, limit=within, on_conflict=on_conflict)

@@ -13,7 +13,7 @@ from conformance_tests.mutants.base import killed_by
 from ratchet.defaults.memory import MemoryStore
 from ratchet.defaults.memory_data import MemoryData
 from ratchet.defaults.memory_records import Record
-from ratchet.domain.job import JobType
+from ratchet.domain.job import Claim, JobType
 from ratchet.domain.lifecycle import UNSCHEDULED, Status, Trigger
 from ratchet.domain.settlement import Change
 from ratchet.spi.store import Claimed, ClaimRequest
@@ -293,3 +293,60 @@ class HeldIsOfEverybody(MemoryStore):
             for owner in list(self._data.held)
             for pair in super(HeldIsOfEverybody, self).held(owner or "")
         ]
+
+
+@killed_by("CLAIM-07")
+class ClaimGoesByExecutor(MemoryStore):
+    """The limit is filled from one executor before the next is looked at."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        claims: list[Claim] = []
+        answer = super().claim(replace(request, limit=0))
+        for executor, most in sorted(request.limits.items()):
+            part = replace(request, limits={executor: most}, limit=max(request.limit - len(claims), 0))
+            answer = super().claim(part)
+            claims += answer.claims
+        return replace(answer, claims=claims)
+
+
+@killed_by("CLAIM-09")
+class ClaimLosesItsMetadata(MemoryStore):
+    """What a worker is given lacks the job's metadata."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        return replace(answer, claims=[replace(claim, metadata={}) for claim in answer.claims])
+
+
+@killed_by("CLAIM-29")
+class ClaimLooksAtAWindow(MemoryStore):
+    """Only the first hundred due jobs are looked at; what is left out among them hides the rest."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        data = self._data
+        due = sorted((r for r in data.by_status[Status.PENDING] if _due(r, self.now())), key=lambda r: r.key)
+        hidden = frozenset((r.new.target, r.new.format) for r in due[100:])
+        head = frozenset((r.new.target, r.new.format) for r in due[:100])
+        return super().claim(replace(request, leave_out=request.leave_out | (hidden - head)))
+
+
+@killed_by("CLAIM-30")
+class NextDueIgnoresTheFilters(MemoryStore):
+    """The next due time is that of any job."""
+
+    def claim(self, request: ClaimRequest) -> Claimed:
+        answer = super().claim(request)
+        times = [
+            r.scheduled_time for r in self._data.by_status[Status.PENDING] if r.new.type is not JobType.BATCH
+        ]
+        return replace(answer, next_due=min((t for t in times if t > answer.now), default=None))
+
+
+@killed_by("CLAIM-22")
+class ClaimedJobGoesToTheEnd(MemoryData):
+    """A claim moves the due time of a job, so that it comes back behind the others."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.CLAIM:
+            record.scheduled_time = now + _SECOND / 1000

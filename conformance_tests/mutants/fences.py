@@ -13,6 +13,7 @@ from ratchet.defaults.memory_data import MemoryData
 from ratchet.defaults.memory_records import Record
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
+from ratchet.errors import JobNotFound
 from ratchet.spi.store import Applied, Refused, SettleAnswer
 
 
@@ -158,3 +159,46 @@ class RefusalWithoutTheJob(MemoryData):
     def settle(self, settlement: Settlement, now: datetime) -> SettleAnswer:
         answer = super().settle(settlement, now)
         return replace(answer, current=None) if isinstance(answer, Refused) else answer
+
+
+@killed_by("APPLY-09")
+class HandsIgnoreTheClaim(MemoryStore):
+    """A change by hand that names a claim is applied to another."""
+
+    def apply(self, change: Change) -> Applied | Refused:
+        return super().apply(replace(change, claim_seq=None))
+
+
+@killed_by("FENCE-04")
+class UnknownJobIsAnError(MemoryStore):
+    """A write to a job that was deleted raises, so that a group of outcomes is never settled."""
+
+    def settle(self, settlement: Settlement) -> SettleAnswer:
+        answer = super().settle(settlement)
+        if isinstance(answer, Refused) and answer.current is None:
+            raise JobNotFound(str(answer.job_id))
+        return answer
+
+
+@killed_by("CELL-05")
+class UnblockTakesAnything(MemoryStore):
+    """A job that is not blocked is made due now by an unblock."""
+
+    def apply(self, change: Change) -> Applied | Refused:
+        data = self._data
+        record = data.records.get(change.job_id.int)
+        if record is not None and change.trigger is Trigger.UNBLOCK and record.status is Status.PENDING:
+            with data.lock:
+                data.transition(record, change, data.now())
+                return Applied(record.job())
+        return super().apply(change)
+
+
+@killed_by("CELL-10")
+class FailureWipesTheSignal(MemoryData):
+    """A failure clears a field that its row does not name."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.FAIL:
+            record.signal = None

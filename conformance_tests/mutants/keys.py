@@ -17,7 +17,7 @@ from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import ROWS, SETTLED, BusinessKey, Status, Trigger
 from ratchet.domain.settlement import Change
 from ratchet.errors import DuplicateBusinessKey
-from ratchet.spi.store import Applied, Inserted, Refused
+from ratchet.spi.store import Applied, Inserted, Refused, Selection
 
 _GIVES_UP = frozenset({BusinessKey.FREED, BusinessKey.MOVED})
 _MILLISECOND = timedelta(milliseconds=1)
@@ -234,3 +234,45 @@ class CallbacksSurviveDelete(MemoryData):
         kept = {owner: dict(pending) for owner, pending in self.callbacks.items()}
         super().remove(record)
         self.callbacks = kept
+
+
+@killed_by("INSERT-12")
+class BusinessKeyIsAskedFirst(MemoryStore):
+    """A repeat under a taken idempotency key is refused because its own original holds the business key."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        held = {
+            new.business_key: found.id
+            for new in jobs
+            if new.business_key is not None
+            and (found := self.find_by_key(business=new.business_key)) is not None
+        }
+        if held and unit is None:
+            raise DuplicateBusinessKey(held)
+        return super().insert(jobs, unit=unit)
+
+
+@killed_by("KEY-06")
+class OneKeyForAll(MemoryData):
+    """Settling a job frees the business keys of others."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.SUCCEED:
+            self.business.clear()
+
+
+@killed_by("DELETE-03")
+class TagsSurviveDelete(MemoryStore):
+    """A deleted job is still counted under its tags."""
+
+    def delete(self, job_ids: Sequence[UUID]) -> int:
+        gone: list[NewJob] = self.__dict__.setdefault("gone", [])
+        gone += [job.new for job in map(self._data.records.get, {i.int for i in job_ids}) if job is not None]
+        return super().delete(job_ids)
+
+    def count(self, selection: Selection) -> int:
+        gone: list[NewJob] = self.__dict__.get("gone", [])
+        return super().count(selection) + sum(
+            bool(selection.tags) and selection.tags <= new.tags for new in gone
+        )

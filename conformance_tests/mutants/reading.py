@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -10,8 +11,9 @@ from uuid import UUID
 
 from conformance_tests.mutants.base import killed_by
 from ratchet.defaults.memory import MemoryStore
-from ratchet.domain.job import Job
+from ratchet.domain.job import Job, NewJob
 from ratchet.domain.lifecycle import Execution, Status
+from ratchet.spi.capabilities import Capability
 from ratchet.spi.store import Health, Inserted, Order, Page, Selection
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -203,3 +205,73 @@ class ClosedStoreAnswers(MemoryStore):
 
     def close(self) -> None:
         self.__dict__["closed"] = True
+
+
+@killed_by("FIND-09")
+class OldestFirstByDefault(MemoryStore):
+    """Without an order the oldest jobs come first."""
+
+    def find(
+        self,
+        selection: Selection,
+        *,
+        order: Order = "created_asc",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        return super().find(selection, order=order, limit=limit, cursor=cursor)
+
+
+@killed_by("FIND-12")
+class PageLimitIsCorrected(MemoryStore):
+    """A page limit that is out of range is moved into it rather than refused."""
+
+    def find(
+        self,
+        selection: Selection,
+        *,
+        order: Order = "created_desc",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> Page:
+        return super().find(selection, order=order, limit=min(max(limit, 1), 1000), cursor=cursor)
+
+
+@killed_by("FIND-05")
+class UnknownIdsAreNoFilter(_Selects):
+    """A selection by ids of which none is known finds everything."""
+
+    def selects(self, selection: Selection) -> Selection:
+        known = frozenset(job_id for job_id in selection.ids if job_id.int in self._data.records)
+        return replace(selection, ids=known)
+
+
+@killed_by("STORE-02")
+class HandleSeesItsOwnJobs(MemoryStore):
+    """A handle finds only what was inserted through it, or what it has seen claimed."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        own: set[UUID] = self.__dict__.setdefault("own", set())
+        own.update(new.id for new in jobs)
+        return super().insert(jobs, unit=unit)
+
+    def get(self, job_id: UUID) -> Job | None:
+        return super().get(job_id) if job_id in self.__dict__.get("own", ()) else None
+
+
+@killed_by("HEALTH-02")
+class HealthCountsEverythingAsPending(MemoryStore):
+    """The counts by priority are of all jobs, not of those that are pending."""
+
+    def health(self, *, window: timedelta) -> Health:
+        everything = Counter(record.new.priority for record in self._data.records.values())
+        return replace(super().health(window=window), pending_by_priority=everything)
+
+
+@killed_by("STORE-01")
+class CapabilityWithoutItsMethods(MemoryStore):
+    """A capability is declared whose methods the store does not have."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset({Capability.WAKE_UPS})

@@ -249,3 +249,32 @@ class CallbackLimitIsIgnored(MemoryStore):
 
     def take_callbacks(self, incarnation: str, *, grace: timedelta, limit: int) -> Sequence[PendingCallback]:
         return super().take_callbacks(incarnation, grace=grace, limit=10_000)
+
+
+# -- smaller print --------------------------------------------------------------------------------
+
+
+@killed_by("RECOVER-03")
+class OldClaimOfAFreshNode(MemoryStore):
+    """A registered node whose heartbeats have stopped is spared while its claim is fresh."""
+
+    def recover(self, request: RecoverRequest) -> Recovery:
+        data, now = self._data, self.now()
+        fresh = {
+            owner
+            for owner, records in data.held.items()
+            if any(r.picked_at is not None and now - r.picked_at <= request.grace for r in records)
+        }
+        never = request.never | {
+            owner for owner in fresh if owner is not None and owner not in request.known_gone
+        }
+        return super().recover(replace(request, never=never))
+
+
+@killed_by("RECOVER-05")
+class CutOffIsFrozen(MemoryStore):
+    """Who is dead is judged by the time of the first sweep."""
+
+    def recover(self, request: RecoverRequest) -> Recovery:
+        first: datetime = self.__dict__.setdefault("first", self.now())
+        return super().recover(replace(request, grace=request.grace + (self.now() - first)))

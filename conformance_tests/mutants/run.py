@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
@@ -17,11 +17,13 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from conformance_tests.contract import contract_of
-from conformance_tests.harness import SettableClock, StoreHarness
+from conformance_tests.harness import SettableClock
+from conformance_tests.memory import MemoryHarness
 from conformance_tests.mutants import MUTANTS
 from conformance_tests.mutants.base import Mutant
 from ratchet.defaults.memory import MemoryStore
 from ratchet.errors import RatchetError
+from ratchet.spi.store import JobStore
 
 Fate: TypeAlias = Literal["killed", "survived", "broken", "no such contract"]
 
@@ -46,13 +48,29 @@ class Sentence:
     told: str = ""
 
 
-class MutantHarness(StoreHarness):
+_WRITES: Final = (
+    "insert", "delete", "claim", "apply", "settle", "settle_many", "apply_where", "recover", "take_callbacks",
+    "callback_done", "heartbeat", "forget_node",
+)  # fmt: skip
+
+
+def _stepped(write: Callable[..., Any], reached: Callable[[str], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reached("before")
+        answer = write(*args, **kwargs)
+        reached("after")
+        return answer
+
+    return call
+
+
+class MutantHarness(MemoryHarness):
     """Opens the mutant that is being tried; the memory store without a fault until one is."""
 
     tried: ClassVar[Mutant] = _SOUND
 
     def __init__(self) -> None:
-        self.clock = SettableClock()
+        super().__init__()
         self._first: MemoryStore | None = None
 
     def open(self) -> MemoryStore:
@@ -62,6 +80,12 @@ class MutantHarness(StoreHarness):
             self._first = mutant.open(self.clock)
             return mutant.another(self._first)
         return mutant.another(self._first)
+
+    def crash_points(self, store: JobStore, reached: Callable[[str], None]) -> None:
+        """Call back before and after every write, and where the mutant itself has steps."""
+        store.__dict__["reached"] = reached
+        for name in _WRITES:
+            store.__dict__[name] = _stepped(getattr(store, name), reached)
 
     def reset(self) -> None:
         """The jobs go with the last handle."""
@@ -127,13 +151,20 @@ class Judge:
         report = yield
         if report.failed:
             error = call.excinfo.value if call.excinfo is not None else None
-            fair = report.when == "call" and isinstance(
-                error, AssertionError | RatchetError | pytest.fail.Exception
-            )
+            fair = report.when == "call" and _is_fair(call.excinfo)
             lines = str(error).strip().splitlines()
             told = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")
             self._failures.append((fair, f"{report.nodeid.rpartition('::')[2]}: {told}"))
         return report
+
+
+def _is_fair(caught: pytest.ExceptionInfo[BaseException] | None) -> bool:
+    """True for a failed assertion, an error that stores may raise, or one that arose in the test itself."""
+    if caught is None:
+        return False
+    if isinstance(caught.value, AssertionError | RatchetError | pytest.fail.Exception):
+        return True
+    return Path(str(caught.traceback[-1].path)).name.startswith("test_")
 
 
 def judge(mutants: Sequence[Mutant] = MUTANTS) -> list[Sentence]:

@@ -13,7 +13,7 @@ from ratchet.defaults.memory_records import Record
 from ratchet.domain.lifecycle import ROWS, Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
 from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
-from ratchet.spi.store import PendingCallback, Refused, SettleAnswer
+from ratchet.spi.store import Applied, PendingCallback, Refused, SettleAnswer
 
 _CONFLICTS = (DuplicateBusinessKey, DuplicateIdempotencyKey)
 
@@ -258,3 +258,59 @@ class ConflictEndsTheGroup(MemoryStore):
 
     def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
         return [self.settle(settlement) for settlement in settlements]
+
+
+# -- smaller print --------------------------------------------------------------------------------
+
+
+@killed_by("SETTLE-10")
+class NoResultIsAnEmptyOne(MemoryData):
+    """A success without a result text has an empty one."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.SUCCEED and record.result is None:
+            record.result = ""
+
+
+@killed_by("SETTLE-12")
+class CanceledRunsForNoTime(MemoryData):
+    """A job that is canceled while it runs has no duration."""
+
+    def transition(self, record: Record, change: Change, now: datetime) -> None:
+        super().transition(record, change, now)
+        if change.trigger is Trigger.CANCEL_RUNNING and change.duration is None:
+            record.duration = timedelta()
+
+
+@killed_by("SETTLE-14")
+class RetryRunsTooEarly(MemoryStore):
+    """The delay of a retry is cut to a millisecond rather than rounded up."""
+
+    def settle(self, settlement: Settlement) -> SettleAnswer:
+        change = settlement.change
+        if change.delay is not None and change.delay > timedelta():
+            cut = change.delay - change.delay % timedelta(milliseconds=1)
+            settlement = replace(settlement, change=replace(change, delay=cut))
+        return super().settle(settlement)
+
+
+@killed_by("APPLY-08")
+class SignalLosesItsPayload(MemoryStore):
+    """A waiting job is released without what the signal carries."""
+
+    def apply(self, change: Change) -> Applied | Refused:
+        return super().apply(replace(change, signal=None))
+
+
+@killed_by("CALLBACK-06")
+class CallbackIsKeyedByTheJob(MemoryData):
+    """The callback of a job's second life replaces that of its first."""
+
+    def settle(self, settlement: Settlement, now: datetime) -> SettleAnswer:
+        if any(isinstance(effect, RunCallback) for effect in settlement.effects):
+            key = settlement.change.job_id.int
+            for pending in self.callbacks.values():
+                for old in [each for each in pending if each[0] == key]:
+                    del pending[old]
+        return super().settle(settlement, now)

@@ -82,18 +82,20 @@ def make(factory: Callable[..., Any], *, url: str | None = None, worker: str = "
     return made
 
 
-def check(harness: StoreHarness) -> None:
-    """Try everything that a test relies on.
+def check(harness: StoreHarness) -> frozenset[str]:
+    """Try everything that a test relies on; the capabilities that the store declares.
 
     Raises:
         HarnessMistake: the first thing that is wrong.
     """
     name = type(harness).__name__
+    _check_names(harness, name)
     _check_methods(harness, name)
+    declared: frozenset[str] = frozenset()
     for flavour in harness.flavours:
         under_test = UnderTest(harness, flavour)
         try:
-            _check_database(under_test, name)
+            declared |= _check_database(under_test, name)
         except HarnessMistake:
             with suppress(Exception):  # the mistake is what is told, not what it leads to
                 under_test.close()
@@ -102,14 +104,25 @@ def check(harness: StoreHarness) -> None:
             under_test.close()
     with _own_failures(f"{name}.reset()"):
         harness.reset()
+    return declared
+
+
+def _check_names(harness: StoreHarness, name: str) -> None:
+    """Find hooks with a typing mistake, which would silently not be offered."""
+    known = {each for each in dir(StoreHarness) if not each.startswith("_")}
+    own = dict(vars(harness))
+    for base in type(harness).__mro__:
+        if base is StoreHarness:
+            break
+        own |= vars(base)
+    for each, value in own.items():
+        hooks = [hook for hook in known if callable(value) is callable(getattr(StoreHarness, hook))]
+        near = difflib.get_close_matches(each, hooks, 1, cutoff=0.85)
+        if not each.startswith("_") and each not in known and near and near[0] != "worker":
+            raise HarnessMistake(f"{name} has {each!r}; did you mean {near[0]!r}?")
 
 
 def _check_methods(harness: StoreHarness, name: str) -> None:
-    known = {each for each in dir(StoreHarness) if not each.startswith("_")}
-    for each in vars(type(harness)):
-        near = difflib.get_close_matches(each, known, 1, cutoff=0.8)
-        if not each.startswith("_") and each not in known and near:
-            raise HarnessMistake(f"{name} has {each!r}; did you mean {near[0]!r}?")
     if isinstance(harness.flavours, str) or not harness.flavours:
         raise HarnessMistake(f"{name}.flavours is a tuple of {' and '.join(FLAVOURS)}, like ('sync',)")
     for flavour in harness.flavours:
@@ -135,12 +148,12 @@ def _purpose(method: str) -> str:
     return " ".join((getattr(StoreHarness, method).__doc__ or "").partition("\n\n")[0].split())
 
 
-def _check_database(under_test: UnderTest, name: str) -> None:
+def _check_database(under_test: UnderTest, name: str) -> frozenset[str]:
     opener = "open" if under_test.flavour == "sync" else "open_async"
     with _own_failures(f"{name}.reset()"):
         under_test.harness.reset()
     first, second = _opened(under_test, name, opener), _opened(under_test, name, opener)
-    _check_capabilities(first, name)
+    declared = _check_capabilities(first, name)
     job = NewJob(id=new_id(), target="conformance:check", payload="[]")
     with _own_failures("insert() of the store"):
         first.insert([job])
@@ -162,6 +175,7 @@ def _check_database(under_test: UnderTest, name: str) -> None:
         left = sum(_opened(under_test, name, opener).counts().values())
     if left:
         raise HarnessMistake(f"{name}.reset() does not reset: {left} job was still there after it")
+    return declared
 
 
 def _opened(under_test: UnderTest, name: str, opener: str) -> JobStore:
@@ -176,7 +190,7 @@ def _opened(under_test: UnderTest, name: str, opener: str) -> JobStore:
     return store
 
 
-def _check_capabilities(store: JobStore, name: str) -> None:
+def _check_capabilities(store: JobStore, name: str) -> frozenset[str]:
     declared: object = store.capabilities
     if not isinstance(declared, (frozenset, set)):
         raise HarnessMistake(f"capabilities of {name}'s store is a frozenset of names, not {declared!r}")
@@ -191,6 +205,7 @@ def _check_capabilities(store: JobStore, name: str) -> None:
             raise HarnessMistake(
                 f"the store declares {each!r} and does not have the methods of {protocol.__name__}"
             )
+    return frozenset(map(str, declared))
 
 
 def _check_clock(under_test: UnderTest, store: JobStore, name: str) -> None:

@@ -99,6 +99,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     patterns = [each for each in (config.getoption("--ratchet-contracts") or "").split(",") if each]
     if not patterns:
         return
+    there = {shown.id for item in items if (shown := contract_of(getattr(item, "function", None)))}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in there):
+            raise pytest.UsageError(f"--ratchet-contracts: no contract of this run is named {pattern}")
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
     for item in items:

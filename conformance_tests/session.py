@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -23,6 +23,7 @@ class Session:
     def __init__(self, factory: Callable[..., Any], *, url: str | None = None) -> None:
         self.harness: StoreHarness = make(factory, url=url, worker=os.environ.get("PYTEST_XDIST_WORKER", ""))
         self._flavours: dict[str, UnderTest] = {}
+        self._capabilities: frozenset[str] = frozenset()
 
     @property
     def flavours(self) -> tuple[str, ...]:
@@ -37,11 +38,12 @@ class Session:
 
     def check(self) -> None:
         """Tell the first mistake of the harness."""
-        check(self.harness)
+        self._capabilities = check(self.harness)
 
     def facts(self) -> Mapping[str, str]:
         """What the report says of the store under test."""
         told = {"harness": f"{type(self.harness).__module__}:{type(self.harness).__name__}"}
+        told["capabilities"] = ", ".join(sorted(self._capabilities)) or "none"
         return told | {str(key): str(value) for key, value in self.harness.versions().items()}
 
     def close(self) -> None:
@@ -49,6 +51,8 @@ class Session:
         for under_test in self._flavours.values():
             under_test.close()
         self.harness.close()
+        while _running:
+            next(_running.pop(), None)
 
 
 KEY: Final = pytest.StashKey[Session]()
@@ -151,7 +155,13 @@ def _first_of(function: Callable[..., Any]) -> Callable[[], Any]:
         return function
 
     def first() -> Any:
-        return next(function())
+        generator = function()
+        _running.append(generator)
+        return next(generator)
 
     first.__name__ = function.__name__
     return first
+
+
+_running: Final[list[Generator[Any, None, None]]] = []
+"""Fixtures that go on after their ``yield`` when the session is closed."""

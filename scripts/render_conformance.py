@@ -22,7 +22,8 @@ NAMES = {"memory": "the memory store", "sqlite": "the SQLite store"}
 
 def page(name: str, report: dict[str, Any]) -> str:
     """The page of one store."""
-    head, _, rest = render({**report, "facts": {}}, timed=False).partition("\n")
+    kept = {key: value for key, value in report["facts"].items() if key == "capabilities"}
+    head, _, rest = render({**report, "facts": kept}, timed=False).partition("\n")
     told = (
         f"Rendered by `scripts/render_conformance.py` from a run of the suite on {NAMES[name]}. Do not edit.\n"
         "What each contract says: [contracts](contracts.md)."

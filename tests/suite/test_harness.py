@@ -104,6 +104,13 @@ class Bad(Good):
 """,
         r"Bad has 'crash_point'; did you mean 'crash_points'\?",
     ),
+    "an attribute is misspelt": (
+        """
+class Bad(Good):
+    flavors = ("sync", "async")
+""",
+        r"Bad has 'flavors'; did you mean 'flavours'\?",
+    ),
     "a clock that the store does not use": (
         """
 class Bad(Good):
@@ -188,6 +195,39 @@ def test_a_fixture_names_the_harness(run: Run) -> None:
     ended = run("--ratchet-contracts", "COUNT-01,GET-*", conftest=GOOD + fixture)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "4 passed" in ended.stdout
+
+
+def test_a_fixture_may_clean_up(run: Run, tmp_path: Path) -> None:
+    """A fixture that yields the harness goes on behind its yield when all tests are over."""
+    fixture = """
+import pytest
+from pathlib import Path
+@pytest.fixture(scope="session")
+def ratchet_harness():
+    harness = Good()
+    yield harness
+    Path("ended").write_text(harness.name)
+"""
+    ended = run("--ratchet-contracts", "COUNT-01", conftest=GOOD + fixture)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "ended").read_text(encoding="utf-8").startswith("memory://")
+
+
+def test_an_unknown_contract_is_told(run: Run) -> None:
+    """A typing mistake in --ratchet-contracts is a usage error, not an empty run."""
+    ended = run("--ratchet-harness", "a_harness:Good", "--ratchet-contracts", "CLAIM-99", a_harness=GOOD)
+    assert ended.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "no contract of this run is named CLAIM-99" in ended.stderr
+
+
+def test_the_plugin_is_cheap() -> None:
+    """Every start of pytest loads the plugin: it brings in neither Ratchet nor hypothesis."""
+    program = (
+        "import sys, conformance_tests.plugin as p; print(*sorted(m.partition('.')[0] for m in sys.modules))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert not {"ratchet", "ratchet_sql", "hypothesis"} & set(ended.stdout.split())
 
 
 def test_a_fixture_with_a_mistake(run: Run) -> None:

@@ -236,6 +236,9 @@ class Bodies:
         )
         pipeline.announce(attempt)
         attempt.interrupt = lambda: child.kill(request=request)
+        if attempt.is_decided:  # whoever took the decision has found nothing to interrupt
+            attempt.interrupt = None
+            return
         context.on_cancellation(lambda reason: child.request_cancellation(reason, request=request))
         try:
             reply = child.run(request, on_log=_log_record)

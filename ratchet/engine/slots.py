@@ -147,7 +147,8 @@ def call_in_thread(attempt: Attempt, call: Callable[[], Any]) -> Any:
     guard = attempt.guard = threading.Lock()
     attempt.thread_id = threading.get_ident()
     try:
-        return call()
+        # Whoever took the decision before this frame could be reached has stopped nothing: do not begin.
+        return None if attempt.is_decided else call()
     finally:
         with guard:
             attempt.thread_id = None
@@ -365,8 +366,13 @@ class LoopSlots:
         loop = self._loop
         if loop is None:
             raise RuntimeError("no loop")
+        if attempt.is_decided:  # whoever took the decision has found no task to cancel
+            self._done(attempt)
+            return
         # An empty context of its own: nothing of one job's context is visible to another.
-        self._running[attempt] = loop.create_task(self._body(attempt, call), context=contextvars.Context())
+        task = loop.create_task(self._body(attempt, call), context=contextvars.Context())
+        self._running[attempt] = task
+        task.add_done_callback(lambda done: self._lost(attempt, done))
         context = attempt.context
         if context is not None:
             context.on_cancellation(lambda reason: self._on_request(attempt, reason))
@@ -386,6 +392,20 @@ class LoopSlots:
             ).start()
         else:
             self._end(attempt, result, None, False)  # noqa: FBT003
+
+    def _lost(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        """The task has ended; if `_body` never ran, since somebody cancelled it before its first step, this ends it."""
+        if not task.cancelled() or attempt not in self._running:
+            return
+        from asyncio import CancelledError
+
+        ours = attempt in self._cancels
+        threading.Thread(
+            target=self._end,
+            args=(attempt, None, CancelledError("cancelled before its first step"), ours),
+            name="ratchet-loop-error",
+            daemon=True,
+        ).start()
 
     def _end(self, attempt: Attempt, result: object, error: BaseException | None, ours: bool) -> None:
         try:

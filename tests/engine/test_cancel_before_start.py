@@ -1,13 +1,17 @@
-"""A claim that is cancelled here before its body has begun never begins."""
+"""A claim that is cancelled, or whose time is over, before its body has begun never begins."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from uuid import uuid4
 
-from ratchet import ExecutionSettings, JobCanceled, PollingSettings, Scheduler, Settings, Status
+import pytest
+
+from ratchet import AttemptEnd, ExecutionSettings, JobCanceled, PollingSettings, Scheduler, Settings, Status
+from ratchet.engine.attempt import Attempt, Pipeline
 
 ran: list[int] = []
 begun, gate = threading.Event(), threading.Event()
@@ -57,3 +61,40 @@ def test_a_claim_cancelled_before_its_start_never_starts() -> None:
         until(lambda: events)
     assert ran == [0, 1, 2, 3, 4, 5, 6, 8]
     assert [event.job_id for event in events] == [handles[2].id]
+
+
+async def note_async(number: int) -> None:
+    """A short job on the loop."""
+    ran.append(number)
+
+
+@pytest.mark.parametrize("executor", ["threads", "async", "processes"])
+def test_an_attempt_whose_time_is_over_before_its_body_never_begins(
+    executor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt whose deadline passes between its gates and its body is timed out, not begun, and its slot is free."""
+    announce = Pipeline.announce
+
+    def late(self: Pipeline, attempt: Attempt) -> None:
+        if attempt.claim.max_retries:
+            until(lambda: attempt.is_decided)
+        announce(self, attempt)
+
+    monkeypatch.setattr(Pipeline, "announce", late)
+    settings = Settings(execution=ExecutionSettings(threads=1, async_=1, processes=1))
+    scheduler = Scheduler.from_url(f"memory://{uuid4()}", allow=[__name__], settings=settings)
+    ran.clear()
+    body = note_async if executor == "async" else note
+    with scheduler:
+        job = (
+            scheduler.enqueue(body, 1)
+            .with_executor(executor)
+            .with_timeout(timedelta(seconds=0.05))
+            .with_max_retries(1)
+            .submit()
+            .wait(20)
+        )
+        assert job.status is Status.FAILED
+        assert [entry.end for entry in scheduler.store.history(job.id)] == [AttemptEnd.TIMED_OUT] * 2
+        scheduler.enqueue(body, 2).with_executor(executor).submit().result(20)
+    assert ran == ([] if executor == "processes" else [2])

@@ -128,7 +128,7 @@ def kill_processes(load: Load, under_test: UnderTest) -> None:
 @pytest.mark.timeout(0)  # as long as was asked for
 def test_endurance(request: pytest.FixtureRequest, under_test: UnderTest) -> None:
     """After a long mixed load with nodes that die no job is lost, doubled or miscounted."""
-    seconds: float = request.config.getoption("--ratchet-soak")
+    seconds = float(request.config.getoption("--ratchet-soak") or 0)
     if not seconds:
         not_offered("--ratchet-soak SECONDS was not given")
     store = under_test.open()

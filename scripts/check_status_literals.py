@@ -20,6 +20,7 @@ PACKAGES = ("ratchet", "ratchet_sql", "ratchet_mongo", "conformance_tests")
 EXEMPT = (
     "ratchet/domain/lifecycle.py",
     "ratchet_sql/migrations",  # the module, or one day the folder: what an old schema said stays said
+    "conformance_tests/report.py",  # the verdict on a contract has a word in common with a job's status
     "ratchet_sql/rendered.py",  # generated from statements that use the enum, and proved current
 )
 

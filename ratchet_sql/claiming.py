@@ -2,7 +2,8 @@
 
 Statements: one to look at the first row of each branch (without the writer's lock, so that an idle node
 never disturbs anybody); if something is due, five more: BEGIN, look further, update, read what the workers
-need, COMMIT. After a claim that left something behind the first look is skipped.
+need, COMMIT. The first look is skipped after a claim that left something behind, and after this process
+has submitted something that is due.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import pytest
 from conformance_tests.driver import new_job, request
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
+from ratchet.plugins import open_store
 from ratchet.spi.store import NodeInfo, RecoverRequest
 from ratchet_sql.store import SqliteStore
 
@@ -61,8 +62,10 @@ def test_submit(store: SqliteStore, counted: Callable[..., list[str]]) -> None:
 
 
 def test_claim_and_settle(store: SqliteStore, counted: Callable[..., list[str]]) -> None:
-    """Claiming 50 takes six statements, five with a known backlog; settling 50 takes five, six with callbacks."""
-    store.insert([new_job() for _ in range(100)])
+    """Claiming 50 takes six statements, five if work is known to be due; settling 50 takes five, six with callbacks."""
+    elsewhere = open_store(f"sqlite:///{store.database.file.path}")
+    elsewhere.insert([new_job() for _ in range(100)])
+    elsewhere.close()
     claims: list[Any] = []
 
     def claim() -> None:
@@ -94,6 +97,12 @@ def test_claim_and_settle(store: SqliteStore, counted: Callable[..., list[str]])
     expected = ["BEGIN", "SELECT", "UPDATE", "UPDATE", "INSERT", "INSERT", "COMMIT"]
     assert counted(lambda: store.settle_many(mixed)) == expected
     assert counted(lambda: store.settle(settlements[0])) == ["BEGIN", "SELECT", "SELECT", "COMMIT"], "refused"
+
+    store.claim(request())
+    store.insert([new_job(delay=timedelta(hours=1))])
+    assert counted(claim) == ["SELECT"], "nothing due is known of"
+    store.insert([new_job()])
+    assert counted(claim) == ["BEGIN", "SELECT", "UPDATE", "SELECT", "COMMIT"], "submitted here, so it is due"
 
 
 def test_idle(store: SqliteStore, counted: Callable[..., list[str]]) -> None:

@@ -385,11 +385,7 @@ class LoopSlots:
             result = await call()
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like end the attempt, not the loop
             ours = attempt in self._cancels and issubclass(type(error), CancelledError)
-            # Making text of it runs the job's code, which may block: not on the loop. So many threads at
-            # most as there are slots, since the slot is held until the outcome is handed over.
-            threading.Thread(
-                target=self._end, args=(attempt, None, error, ours), name="ratchet-loop-error", daemon=True
-            ).start()
+            self._end_aside(attempt, error, ours)
         else:
             self._end(attempt, result, None, False)  # noqa: FBT003
 
@@ -399,13 +395,19 @@ class LoopSlots:
             return
         from asyncio import CancelledError
 
-        ours = attempt in self._cancels
-        threading.Thread(
-            target=self._end,
-            args=(attempt, None, CancelledError("cancelled before its first step"), ours),
-            name="ratchet-loop-error",
-            daemon=True,
-        ).start()
+        self._end_aside(attempt, CancelledError("cancelled before its first step"), attempt in self._cancels)
+
+    def _end_aside(self, attempt: Attempt, error: BaseException, ours: bool) -> None:
+        """Making text of an error runs the job's code, which may block: not on the loop.
+
+        So many threads at most as there are slots, since the slot is held until the outcome is handed over.
+        """
+        try:
+            threading.Thread(
+                target=self._end, args=(attempt, None, error, ours), name="ratchet-loop-error", daemon=True
+            ).start()
+        except RuntimeError:  # the process can make no more threads: late is better than never
+            self._end(attempt, None, error, ours)
 
     def _end(self, attempt: Attempt, result: object, error: BaseException | None, ours: bool) -> None:
         try:

@@ -155,12 +155,12 @@ class Settler:
                     return [Refused(settlements[0].change.job_id, None, "the store raised")]
                 failures += 1
                 if self._lines.wants(failures):
-                    text = traced(error) if failures == 1 else told(error)
+                    count = len(settlements)
                     log.error(
-                        "outcomes of %d jobs cannot be written, kept and tried again: %s",
-                        len(settlements),
-                        text,
+                        "outcomes of %d jobs cannot be written, kept and tried again: %s", count, told(error)
                     )
+                    if failures == 1:
+                        log.debug("where writing outcomes failed first\n%s", traced(error))
                 if self._giving_up.wait(error_delay(failures, jitter=random.random())):
                     return ()
 

@@ -278,7 +278,10 @@ class BuilderWords:
     # -- afterwards
 
     def on_success(self, callback: Callable[..., Any]) -> Self:
-        """A named function, called as ``callback(ctx, result)`` after success, at least once."""
+        """A named function, called as ``callback(ctx, result)`` after success, at least once.
+
+        A result too large to be kept is not there any more: the callback gets a `ResultNotStored` instead.
+        """
         return self._with(on_success=callback)
 
     def on_failure(self, callback: Callable[..., Any]) -> Self:

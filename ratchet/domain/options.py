@@ -15,6 +15,8 @@ from ratchet.domain.retry import Backoff
 from ratchet.errors import UsageError
 
 _ZERO: Final = timedelta()
+_LONGEST_WAIT: Final = 3e8
+"""Seconds, ten years: beyond it the standard library's waits overflow."""
 
 
 class OptionWords(TypedDict, total=False):
@@ -136,3 +138,21 @@ def check_text(what: str, text: object, limit: int = MAX_KEY, *, strip: bool = F
 
 def _a(what: str) -> str:
     return f"{'an' if what[0] in 'aeiou' else 'a'} {what}"
+
+
+def seconds_of(what: str, duration: object) -> float:
+    """A time to wait, in seconds.
+
+    Args:
+        what: names it in the error.
+        duration: seconds, or a timedelta.
+
+    Raises:
+        UsageError: negative, not a number (NaN), or something else.
+    """
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise UsageError(f"{_a(what)} is a number of seconds or a timedelta, not {type(duration).__name__}")
+    if not seconds >= 0:
+        raise UsageError(f"{_a(what)} cannot be {duration}; it is 0 s or longer")
+    return min(float(seconds), _LONGEST_WAIT)

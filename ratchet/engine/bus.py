@@ -81,7 +81,9 @@ class Subscription:
             del event
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything offered so far has been handled."""
+        """Wait until everything offered so far has been handled; the listener itself does not wait for itself."""
+        if self._thread is threading.current_thread():
+            return False
         with self._ready:
             return self._ready.wait_for(lambda: not self._queue and not self._busy, timeout)
 

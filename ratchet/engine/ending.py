@@ -234,6 +234,7 @@ class Callbacks:
         self._queue: deque[_Call] = deque()
         self._ready = threading.Condition()
         self._threads = self._idle = self._running = self._live = 0
+        self._contexts: list[JobContext] = []
         self._closed = False
 
     def put(self, pending: PendingCallback, error: BaseException | None = None) -> None:
@@ -249,6 +250,10 @@ class Callbacks:
                 self._threads += 1
                 threading.Thread(target=self._serve, name="ratchet-callbacks", daemon=True).start()
             self._ready.notify()
+
+    def runs(self, context: JobContext) -> bool:
+        """True while the callback to which this context was given runs."""
+        return any(each is context for each in list(self._contexts))
 
     def drain(self, timeout: float) -> bool:
         """Wait until all that was put has run."""
@@ -320,13 +325,22 @@ class Callbacks:
         target = self._pipeline.targets.resolve(pending.target)
         argument: object
         if pending.name == "on_success":
-            argument = decode_result(self._pipeline.codec.decode_value, pending.argument)
+            try:
+                argument = decode_result(self._pipeline.codec.decode_value, pending.argument)
+            except (
+                ResultNotStored
+            ) as too_large:  # the job succeeded all the same, and is to have its callback
+                argument = too_large
         else:
             argument = error if error is not None else error_from_text(pending.argument)
-        with bind_context(context):
-            result = target.call(context, argument)
-            if inspect.isawaitable(result):
-                self.on_loop(lambda: result)
+        self._contexts.append(context)
+        try:
+            with bind_context(context):
+                result = target.call(context, argument)
+                if inspect.isawaitable(result):
+                    self.on_loop(lambda: result)
+        finally:
+            self._contexts.remove(context)
 
     def _again(self, call: Callable[[], Any]) -> Any:
         failures = 0

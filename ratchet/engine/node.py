@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
+from ratchet.context import _current
 from ratchet.domain.outcome import released
 from ratchet.engine import logs
 from ratchet.engine.attempt import Attempt, Ended, Pipeline
@@ -45,7 +46,7 @@ class Stopped:
     """How a shutdown went.
 
     Attributes:
-        drained: True if every body had ended by itself.
+        drained: True if every body had ended by itself and every outcome was written.
         released: jobs given back because their bodies had not ended.
         stuck: jobs whose bodies still run in this process.
         unwritten: outcomes that the store never answered; recovery will find those jobs.
@@ -345,9 +346,10 @@ class Node:
         parts = self._parts
         detail = {each.name: f"{each.busy()}/{each.slots}" for each in self._executors() if each.slots}
         now = time.monotonic()
-        stuck_jobs = [
-            str(each.claim.job_id) for each in (*stuck(parts.threads, now), *stuck(parts.loop, now))
-        ]
+        bodies = (*stuck(parts.threads, now), *stuck(parts.loop, now))
+        stuck_jobs = list(
+            dict.fromkeys(str(each.claim.job_id) for each in bodies)
+        )  # of a retried job several
         if stuck_jobs:
             detail["stuck"] = ",".join(stuck_jobs[:20])
         unresolved = parts.poller.left_out.unresolved()
@@ -361,6 +363,21 @@ class Node:
         return replace(self.info, state=self._state, detail=detail)
 
     # -- stop
+
+    def is_inside(self) -> bool:
+        """True in a body or callback of this node, and on its event loop: who waits there waits for himself."""
+        context = _current.get()
+        if context is not None:
+            if any(attempt.context is context for attempt in list(self._known.values())):
+                return True
+            if self._parts.callbacks.runs(context):
+                return True
+        loop = self._parts.loop.loop
+        if loop is None:
+            return False
+        import asyncio  # there is a loop: it has been imported
+
+        return asyncio._get_running_loop() is loop
 
     def hurry(self) -> None:
         """Skip what is left of the waiting in `stop` (a second signal)."""
@@ -390,9 +407,10 @@ class Node:
         written = parts.settler.flush(max(1.0, end - time.monotonic()))
         parts.callbacks.drain(max(0.1, min(1.0, end - time.monotonic())))
         unwritten = parts.settler.backlog
-        still = tuple(each.claim.job_id for executor in self._executors() for each in executor.running())
+        running = (each.claim.job_id for executor in self._executors() for each in executor.running())
+        still = tuple(dict.fromkeys(running))
         self._close(deregister=written)
-        return Stopped(not released_ids, tuple(released_ids), still, unwritten)
+        return Stopped(not (released_ids or still or unwritten), tuple(released_ids), still, unwritten)
 
     def _return_unstarted(self) -> None:
         for executor in self._executors():

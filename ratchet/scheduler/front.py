@@ -9,8 +9,9 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ratchet.domain.options import seconds_of
 from ratchet.engine.node import STOP_TIMEOUT, Node, Stopped
-from ratchet.errors import ConfigurationError, NotRunning
+from ratchet.errors import ConfigurationError, NotRunning, UsageError
 from ratchet.plugins import open_store
 from ratchet.scheduler.control import Controlling
 from ratchet.settings import Settings
@@ -30,7 +31,8 @@ class Scheduler(Controlling):
     """Submits, controls and (once started) executes jobs.
 
     Make it with `from_url`, or hand it a store of your own. It can submit without being started; only a
-    started one executes. Thread-safe; after a fork the child has its own, not started.
+    started one executes. Thread-safe; after a fork the child has its own, not started. A started one runs until
+    `stop` or the end of the process: letting go of the last reference (``del scheduler``) stops nothing.
 
     Args:
         store: where the jobs are.
@@ -86,11 +88,18 @@ class Scheduler(Controlling):
 
         Raises:
             ConfigurationError: the target policy is empty; the node name is taken.
-            NotRunning: already started.
+            NotRunning: already started. Of several threads that call it at once exactly one starts it.
             StoreError: the store cannot be reached.
         """
-        if self._running_node() is not None:
+        if self._is_inside():  # of a node that is being stopped, too: waiting for that would hold it up
             raise NotRunning("this scheduler is running already")
+        with self._starting:
+            if self._running_node() is not None:
+                raise NotRunning("this scheduler is running already")
+            self._node = self._started(loop)
+        return self
+
+    def _started(self, loop: asyncio.AbstractEventLoop | None) -> Node:
         if self.policy.is_empty:
             raise ConfigurationError(
                 "nothing may be executed: name your modules, like Scheduler(..., allow=['shop']), "
@@ -110,30 +119,50 @@ class Scheduler(Controlling):
             loop=loop,
         )
         node.start()
-        self._node = node
-        return self
+        return node
 
     def stop(self, timeout: float | timedelta = STOP_TIMEOUT) -> Stopped:
         """Stop claiming, finish or give back what runs, deregister (specification, section 10).
+
+        During a `start` or `stop` of another thread it waits for that, and stops what runs then.
 
         Args:
             timeout: for all of it, in seconds or as a timedelta (default 25 s).
 
         Returns:
             What was released, and which bodies still run. Without a running node: nothing.
+
+        Raises:
+            UsageError: called from a job or a callback of this scheduler, or on the event loop of its async
+                bodies: it would wait for its own caller. Let another thread call it, like
+                ``threading.Thread(target=scheduler.stop).start()``.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        node, self._node = self._running_node(), None
-        if node is None:
-            return Stopped(drained=True, released=(), stuck=(), unwritten=0)
-        stopped = node.stop(seconds)
-        if stopped.stuck:
-            log.error("%d bodies still run after the shutdown: %s", len(stopped.stuck), stopped.stuck)
-        self._bus.drain(min(1.0, seconds))
+        seconds = seconds_of("timeout", timeout)
+        if self._is_inside():
+            raise UsageError(
+                "stop() would wait for the job, callback or event loop that calls it; call it from another "
+                "thread, like threading.Thread(target=scheduler.stop).start()"
+            )
+        with self._starting:
+            node, self._node = self._running_node(), None
+            if node is None:
+                return Stopped(drained=True, released=(), stuck=(), unwritten=0)
+            self._stopping = node
+            try:
+                stopped = node.stop(seconds)
+            finally:
+                self._stopping = None
+            if stopped.stuck:
+                log.error("%d bodies still run after the shutdown: %s", len(stopped.stuck), stopped.stuck)
+            self._bus.drain(min(1.0, seconds))
         return stopped
 
+    def _is_inside(self) -> bool:
+        node = self._running_node() or self._stopping
+        return node is not None and node.is_inside()
+
     def close(self) -> None:
-        """Stop, if running, and let go of the store."""
+        """Stop, if running, and let go of the store; errors as of `stop`."""
         self.stop()
         if self._speaker is not None:
             self._speaker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -84,6 +85,8 @@ class Parts:
             self.targets, self.codec, self.settings, lambda: self.store.capabilities
         )
         self._node: Node | None = None
+        self._stopping: Node | None = None
+        self._starting = threading.Lock()
         _check_capabilities(store)
         _all.add(self)
 
@@ -134,7 +137,8 @@ class Parts:
         """In a child process: the same settings, jobs and listeners, not started."""
         if self._node is not None:
             _not_ours.append(self._node)
-        self._node = self._speaker = None
+        self._node = self._stopping = self._speaker = None
+        self._starting = threading.Lock()
         self._bus.start_afresh()
         self._waiters.start_afresh()
         if isinstance(self.services, RegisteredServices):

@@ -20,9 +20,13 @@ class MongoPlugin:
     def open(self, url: str, *, clock: Clock | None = None, auto_upgrade: bool = False) -> JobStore:
         """A store for `url`; see `ratchet.spi.plugin.StorePlugin.open`."""
         if not url.startswith(SCHEMES):
-            raise ConfigurationError("that is not a MongoDB URL; write one like mongodb://localhost:27017/jobs")
+            raise ConfigurationError(
+                "that is not a MongoDB URL; write one like mongodb://localhost:27017/jobs"
+            )
         if not url.partition("://")[2].partition("/")[0].rpartition("@")[2]:
-            raise ConfigurationError("the MongoDB URL names no host; write one like mongodb://localhost:27017/jobs")
+            raise ConfigurationError(
+                "the MongoDB URL names no host; write one like mongodb://localhost:27017/jobs"
+            )
         try:
             from ratchet_mongo._sync.store import MongoJobStore
         except ModuleNotFoundError as missing:

@@ -21,6 +21,7 @@ from ratchet.spi.store import OnConflict, Selected, Selection
 from ratchet_mongo._async import keys, pending
 from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find
+from ratchet_mongo._async.settling import read_guards
 from ratchet_mongo.documents import Document
 from ratchet_mongo.moves import GUARD_VIEW, Guard, move
 from ratchet_mongo.selections import MOST, both, where
@@ -76,12 +77,13 @@ async def _requeue(
             )
             if not docs:
                 break
+            locked = [doc["_id"] for doc in docs if "hold" in doc or "outbox" in doc]
+            if locked:
+                await read_guards(database, locked)  # completes, or calls off, what others began on them
+                continue
             if not recorded:
-                await database.run(
-                    lambda: database.operations.replace_one({"_id": token}, record, upsert=True)
-                )
+                await pending.begin_operation(database, record)
                 recorded = True
-                database.step("operation recorded")
             last = docs[-1]["_id"]
             for guard in map(Guard, docs):
                 await _choose(database, guard, chosen, hold)

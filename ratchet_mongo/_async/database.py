@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -76,6 +77,8 @@ class MongoDatabase:
         self._given = client
         self._own: Client | None = None
         self._pid = 0
+        self._making = threading.Lock()  # held for a moment, also on an event loop
+        self._collections: dict[str, Collection] = {}
         self._clock = clock
         self._prefix = prefix
         self._ready = False
@@ -95,8 +98,11 @@ class MongoDatabase:
         if self._given is not None:
             return self._given
         if self._own is None or self._pid != os.getpid():
-            self._own = make_client(str(self._url), **self._missing_options())
-            self._pid = os.getpid()
+            with self._making:
+                if self._own is None or self._pid != os.getpid():
+                    self._collections = {}
+                    self._own = make_client(str(self._url), **self._missing_options())
+                    self._pid = os.getpid()
         return self._own
 
     def _missing_options(self) -> dict[str, Any]:
@@ -109,7 +115,12 @@ class MongoDatabase:
         return self.client.get_database(self.name, **OPTIONS)
 
     def _collection(self, name: str) -> Collection:
-        return self.db[self._prefix + name]
+        client = self.client  # first: it may be a new one
+        found = self._collections.get(name)
+        if found is None:
+            found = client.get_database(self.name, **OPTIONS)[self._prefix + name]
+            self._collections[name] = found
+        return found
 
     @property
     def jobs(self) -> Collection:

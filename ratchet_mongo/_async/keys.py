@@ -21,6 +21,7 @@ from pymongo import ReturnDocument
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from ratchet.domain.lifecycle import SETTLED, Status
+from ratchet.errors import StoreError
 from ratchet_mongo._async import pending
 from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find, sleep
@@ -86,13 +87,12 @@ async def take(database: MongoDatabase, key: str, holder: UUID, via: Document | 
     waiting = Waiting()
     entry: Document | None = None
     try:
-        before = await database.run(
+        entry = await database.run(
             lambda: entries.find_one_and_update(
                 {"_id": key}, {"$setOnInsert": mine}, upsert=True, return_document=ReturnDocument.AFTER
             )
         )
-        entry = before
-    except Exception as error:
+    except StoreError as error:
         if not isinstance(error.__cause__, DuplicateKeyError):  # two upserts of one key: the other one won
             raise
         entry = await database.run(lambda: entries.find_one({"_id": key}))
@@ -100,7 +100,7 @@ async def take(database: MongoDatabase, key: str, holder: UUID, via: Document | 
         if entry is None:
             try:
                 await database.run(lambda: entries.insert_one({"_id": key, **mine}))
-            except Exception as error:
+            except StoreError as error:
                 if not isinstance(error.__cause__, DuplicateKeyError):
                     raise
                 entry = await database.run(lambda: entries.find_one({"_id": key}))
@@ -122,8 +122,8 @@ async def take(database: MongoDatabase, key: str, holder: UUID, via: Document | 
         database.step("key about to pass on")
         change: Document = {"$set": mine} if via is not None else {"$set": mine, "$unset": {"via": ""}}
         entry = await database.run(
-            lambda s=seen: entries.find_one_and_update(  # type: ignore[misc]
-                {"_id": key, "token": s["token"]}, change, return_document=ReturnDocument.AFTER
+            lambda s=seen, c=change: entries.find_one_and_update(  # type: ignore[misc]
+                {"_id": key, "token": s["token"]}, c, return_document=ReturnDocument.AFTER
             )
         )
         if entry is None:
@@ -172,7 +172,7 @@ async def void(database: MongoDatabase, job_id: UUID) -> bool:
     """Put a placeholder where a job was about to be inserted; False if it has been meanwhile."""
     try:
         await database.run(lambda: database.jobs.insert_one({"_id": job_id, "void": True, "fence": 0}))
-    except Exception as error:
+    except StoreError as error:
         if not isinstance(error.__cause__, DuplicateKeyError):
             raise
         return False
@@ -197,8 +197,8 @@ async def take_many(
         done = len(left)
         try:
             await database.run(lambda f=fresh: entries.insert_many(f, ordered=True))  # type: ignore[misc]
-        except Exception as error:
-            done = _first_duplicate(error.__cause__)
+        except StoreError as error:
+            done = _first_duplicate(error)
         taken += [Taken(key, token) for key, _ in left[:done]]
         left = left[done:]
         if left:
@@ -211,11 +211,12 @@ async def take_many(
     return taken, conflicts
 
 
-def _first_duplicate(error: BaseException | None) -> int:
-    """How many of an ordered bulk insert were inserted before the first taken id; any other error is raised."""
-    if not isinstance(error, BulkWriteError) or codes(error) != {DUPLICATE_KEY}:
-        raise  # noqa: PLE0704 - called while it is handled
-    index: int = error.details["writeErrors"][0]["index"]
+def _first_duplicate(error: StoreError) -> int:
+    """How many of an ordered bulk insert were inserted before the first taken id; another error is raised."""
+    cause = error.__cause__
+    if not isinstance(cause, BulkWriteError) or codes(cause) != {DUPLICATE_KEY}:
+        raise error
+    index: int = cause.details["writeErrors"][0]["index"]
     return index
 
 
@@ -282,7 +283,7 @@ async def reserve(
         mine["via"] = via
     try:
         await database.run(lambda: database.idempotency.insert_one(mine))
-    except Exception as error:
+    except StoreError as error:
         if not isinstance(error.__cause__, DuplicateKeyError):
             raise
     else:
@@ -313,7 +314,7 @@ async def original(
             change["$unset"] = {"via": ""}
         was = entry["token"]
         await database.run(
-            lambda w=was: entries.update_one({"_id": key, "token": w}, change)  # type: ignore[misc]
+            lambda w=was, c=change: entries.update_one({"_id": key, "token": w}, c)  # type: ignore[misc]
         )
 
 

@@ -13,7 +13,9 @@ from typing import Final, Protocol
 from uuid import UUID
 
 from pymongo import ReturnDocument
+from pymongo.errors import DuplicateKeyError
 
+from ratchet.errors import StoreError
 from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find
 from ratchet_mongo.documents import Document
@@ -29,6 +31,7 @@ REQUEUE: Final = "requeue"
 _ABANDONED_AFTER: Final = timedelta(seconds=10)
 """Age at which the sweep calls off what nobody has decided; whoever is that slow begins again."""
 _SWEEP_LIMIT: Final = 100
+_IN_PLACE: Final = {"write": 1, "void": 1, "status": 1, "hold": 1, "idempotency_key": 1}
 _HIDDEN: Final[Document] = {"status": {"$exists": False}}
 
 
@@ -113,7 +116,50 @@ async def _discard(database: MongoDatabase, token: UUID) -> None:
     await database.run(lambda: database.jobs.update_many({"hold.id": token}, {"$unset": {"hold": ""}}))
 
 
+async def place(
+    database: MongoDatabase, doc: Document, patience: Patience, *, over_void: bool
+) -> Document | None:
+    """Insert a job's document; None once it is there, else what is there in its place.
+
+    Args:
+        database: where.
+        doc: with the token of this write in ``write``.
+        patience: for a document of the same id whose owner may still be at it.
+        over_void: take the place of a placeholder.
+    """
+    job_id, jobs = doc["_id"], database.jobs
+    while True:
+        try:
+            await database.run(lambda: jobs.insert_one(doc))
+        except StoreError as error:
+            if not isinstance(error.__cause__, DuplicateKeyError):
+                raise
+        else:
+            return None
+        there: Document | None = await database.run(lambda: jobs.find_one({"_id": job_id}, _IN_PLACE))
+        if there is None:
+            continue
+        if there.get("write") == doc["write"]:
+            return None
+        if there.get("void") and over_void:
+            replaced = await database.run(lambda: jobs.replace_one({"_id": job_id, "void": True}, doc))
+            if replaced.matched_count:
+                return None
+        elif "hold" in there and "status" not in there:
+            await resolved(database, there["hold"], patience)
+        else:
+            return there
+
+
 # -- operations -----------------------------------------------------------------------------------
+
+
+async def begin_operation(database: MongoDatabase, record: Document) -> None:
+    """Record an operation; a second try whose first one had no answer changes nothing."""
+    await database.run(
+        lambda: database.operations.update_one({"_id": record["_id"]}, {"$setOnInsert": record}, upsert=True)
+    )
+    database.step("operation recorded")
 
 
 async def complete_operation(database: MongoDatabase, record: Document) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
 from pymongo import ReturnDocument, UpdateOne
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import ROWS, SETTLED, BusinessKey, Trigger, refusal
@@ -23,6 +23,7 @@ from ratchet.errors import (
     ConflictError,
     DuplicateBusinessKey,
     DuplicateIdempotencyKey,
+    StoreError,
     StoreTransientError,
     UsageError,
 )
@@ -82,17 +83,7 @@ async def settle_many(
     """See `ratchet.spi.store.JobStore.settle_many`."""
     answers: list[SettleAnswer] = []
     for wave in _waves(settlements):
-        if len(wave) == 1 and _submitted(wave[0]):
-            try:
-                answers.append(await settle(database, wave[0], running, unsure))
-            except ConflictError as conflict:
-                current = await database.run(
-                    lambda w=wave: database.jobs.find_one({"_id": w[0].change.job_id}, JOB_VIEW)  # type: ignore[misc]
-                )
-                told = None if current is None or "status" not in current else job_from(current)
-                answers.append(Refused(wave[0].change.job_id, told, str(conflict)))
-        else:
-            answers += await _settle_wave(database, wave, running, unsure)
+        answers += await _settle_wave(database, wave, running, unsure, raise_conflicts=False)
     return answers
 
 
@@ -100,9 +91,7 @@ async def settle(
     database: MongoDatabase, settlement: Settlement, running: Running, unsure: Unsure
 ) -> SettleAnswer:
     """See `ratchet.spi.store.JobStore.settle`."""
-    if _submitted(settlement):
-        return await _settle_submitting(database, settlement, running, unsure)
-    return (await _settle_wave(database, [settlement], running, unsure))[0]
+    return (await _settle_wave(database, [settlement], running, unsure, raise_conflicts=True))[0]
 
 
 def _submitted(settlement: Settlement) -> list[NewJob]:
@@ -114,87 +103,121 @@ def _callbacks(settlement: Settlement) -> list[RunCallback]:
 
 
 def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
-    """Consecutive parts in which no job occurs twice and a submission stands alone, so that each sees the last."""
+    """Consecutive parts that are written together: no job twice, and what needs a key stands alone.
+
+    So each sees what became of the last. All else is one command to the server, which a client that
+    dies has sent as a whole or not at all.
+    """
     waves: list[list[Settlement]] = []
     seen: set[UUID] = set()
     alone = True
     for settlement in settlements:
-        submits = bool(_submitted(settlement))
+        keyed = settlement.change.trigger is Trigger.REPLACE or any(
+            new.business_key is not None or new.idempotency_key is not None for new in _submitted(settlement)
+        )
         job_id = settlement.change.job_id
-        if alone or submits or job_id in seen:
+        if alone or keyed or job_id in seen:
             waves.append([])
             seen = set()
         waves[-1].append(settlement)
         seen.add(job_id)
-        alone = submits
+        alone = keyed
     return waves
 
 
+class _Wave:
+    """Settlements of different jobs on their way to one update."""
+
+    def __init__(self, wave: Sequence[Settlement], unsure: Unsure) -> None:
+        self.left = {settlement.change.job_id: settlement for settlement in wave}
+        self.tokens = {job_id: unsure.token(one.change) for job_id, one in self.left.items()}
+        self.guards: dict[UUID, Guard] = {}
+        self.outboxes: dict[UUID, Document] = {}
+        self.answers: dict[UUID, SettleAnswer] = {}
+
+    def answer(self, job_id: UUID, answer: SettleAnswer) -> None:
+        """This one is done."""
+        self.answers[job_id] = answer
+        del self.left[job_id]
+
+
 async def _settle_wave(
-    database: MongoDatabase, wave: Sequence[Settlement], running: Running, unsure: Unsure
+    database: MongoDatabase,
+    settlements: Sequence[Settlement],
+    running: Running,
+    unsure: Unsure,
+    *,
+    raise_conflicts: bool,
 ) -> list[SettleAnswer]:
-    """Settlements of different jobs that submit nothing, in as few updates as possible."""
-    answers: dict[UUID, SettleAnswer] = {}
-    left = {settlement.change.job_id: settlement for settlement in wave}
-    tokens = {job_id: unsure.token(settlement.change) for job_id, settlement in left.items()}
-    known: dict[UUID, Guard] = {}
-    for job_id, settlement in left.items():
+    wave = _Wave(settlements, unsure)
+    for job_id, settlement in wave.left.items():
         guard = running.of(job_id, settlement.change.claim_seq)
-        if guard is not None and not unsure.known(settlement.change):
-            known[job_id] = guard
-    now = await database.now()
+        if guard is not None and not unsure.known(settlement.change) and not _submitted(settlement):
+            wave.guards[job_id] = guard
     try:
         for tried in range(_TRIES):
-            missing = [job_id for job_id in left if job_id not in known]
-            if missing:
-                read = await read_guards(database, missing)
-                for job_id in missing:
-                    settlement = left[job_id]
-                    fresh = read.get(job_id)
-                    if fresh is None:
-                        answers[job_id] = Refused(job_id, None, NO_SUCH_JOB)
-                    elif fresh.write == tokens[job_id]:
-                        answers[job_id] = _as_written(fresh)
-                    elif refusal(fresh, settlement.change, now) is None:
-                        known[job_id] = fresh
-                        continue
-                    else:
-                        reason = refusal(fresh, settlement.change, now) or ""
-                        answers[job_id] = Refused(job_id, None, reason)
-                    running.forget(job_id)
-                    del left[job_id]
-            moves: list[Move] = []
-            for job_id, settlement in list(left.items()):
-                if refusal(known[job_id], settlement.change, now) is not None:
-                    del known[job_id]  # by what was remembered of its claim; what is stored decides
-                    continue
-                moves.append(
-                    move(
-                        known[job_id],
-                        settlement.change,
-                        now,
-                        tokens[job_id],
-                        callbacks=_callbacks(settlement),
-                    )
-                )
-            for one in await write(database, moves):
-                answers[one.guard.id] = one.settled()
-                running.forget(one.guard.id)
-                del left[one.guard.id]
-            if not left:
+            await _try(database, wave, running, raise_conflicts=raise_conflicts)
+            if not wave.left:
                 break
-            known.clear()
+            wave.guards.clear()
             if tried > 1:
                 await sleep(0.001 * tried)
         else:
-            raise StoreTransientError(f"{len(left)} jobs changed faster than their outcomes could be written")
-    except BaseException:
-        for job_id, settlement in left.items():
-            unsure.keep(settlement.change, tokens[job_id])
+            raise StoreTransientError(f"{len(wave.left)} jobs changed faster than they could be settled")
+    except StoreError:
+        for job_id, settlement in wave.left.items():
+            unsure.keep(settlement.change, wave.tokens[job_id])
         raise
-    for settlement in wave:
+    for settlement in settlements:
         unsure.drop(settlement.change)
-    return await _with_jobs(database, [answers[settlement.change.job_id] for settlement in wave])
+        running.forget(settlement.change.job_id)
+    return await _with_jobs(database, [wave.answers[one.change.job_id] for one in settlements])
+
+
+async def _try(database: MongoDatabase, wave: _Wave, running: Running, *, raise_conflicts: bool) -> None:
+    """Decide and write all that is left, as it is now."""
+    now = await database.now()
+    missing = [job_id for job_id in wave.left if job_id not in wave.guards]
+    read = await read_guards(database, missing) if missing else {}
+    for job_id in missing:
+        change, guard = wave.left[job_id].change, read.get(job_id)
+        if guard is None:
+            wave.answer(job_id, Refused(job_id, None, NO_SUCH_JOB))
+        elif guard.write == wave.tokens[job_id]:
+            wave.answer(job_id, _as_written(guard))
+        elif (reason := refusal(guard, change, now)) is not None:
+            wave.answer(job_id, Refused(job_id, None, reason))
+        else:
+            wave.guards[job_id] = guard
+    moves: list[Move] = []
+    for job_id, guard in wave.guards.items():
+        settlement, token = wave.left[job_id], wave.tokens[job_id]
+        if refusal(guard, settlement.change, now) is not None:
+            continue  # by what was remembered of its claim; what is stored decides
+        if _submitted(settlement):
+            hold: Document = {"kind": pending.SETTLEMENT, "id": token, "job": job_id, "at": now}
+            try:
+                wave.outboxes[job_id] = await _prepare(database, settlement, guard, hold)
+            except ConflictError as conflict:
+                if raise_conflicts:
+                    raise
+                wave.answer(job_id, Refused(job_id, None, str(conflict)))
+                continue
+            database.step("submission prepared")
+        told = _callbacks(settlement)
+        outbox = wave.outboxes.get(job_id)
+        moves.append(move(guard, settlement.change, now, token, callbacks=told, outbox=outbox))
+    written = {one.guard.id for one in await write(database, moves)}
+    for one in moves:
+        job_id = one.guard.id
+        outbox = wave.outboxes.pop(job_id, None)
+        if job_id in written:
+            if outbox is not None:
+                await pending.complete_outbox(database, job_id, outbox)
+            wave.answer(job_id, one.settled())
+        elif outbox is not None:
+            await _call_off(database, wave.tokens[job_id], outbox)
+        running.forget(job_id)
 
 
 def _as_written(guard: Guard) -> Settled:
@@ -250,7 +273,7 @@ async def _spill(database: MongoDatabase, entries: list[Document]) -> None:
     """Store ended claims outside their job; they never change, so that storing them twice is nothing."""
     try:
         await database.run(lambda: database.executions.insert_many(entries, ordered=False))
-    except Exception as error:
+    except StoreError as error:
         cause = error.__cause__
         if not isinstance(cause, BulkWriteError) or codes(cause) != {DUPLICATE_KEY}:
             raise
@@ -258,53 +281,6 @@ async def _spill(database: MongoDatabase, entries: list[Document]) -> None:
 
 
 # -- settlements that submit ----------------------------------------------------------------------
-
-
-async def _settle_submitting(
-    database: MongoDatabase, settlement: Settlement, running: Running, unsure: Unsure
-) -> SettleAnswer:
-    change = settlement.change
-    token = unsure.token(change)
-    try:
-        for tried in range(_TRIES):
-            now = await database.now()
-            guard = (await read_guards(database, [change.job_id])).get(change.job_id)
-            if guard is None:
-                answer: SettleAnswer = Refused(change.job_id, None, NO_SUCH_JOB)
-                break
-            if guard.write == token:
-                answer = _as_written(guard)
-                break
-            reason = refusal(guard, change, now)
-            if reason is not None:
-                answer = Refused(change.job_id, None, reason)
-                break
-            hold: Document = {
-                "kind": pending.SETTLEMENT,
-                "id": token,
-                "job": change.job_id,
-                "at": now,
-            }
-            outbox = await _prepare(database, settlement, guard, hold)
-            database.step("submission prepared")
-            decided = move(guard, change, now, token, callbacks=_callbacks(settlement), outbox=outbox)
-            if await write(database, [decided]):
-                await pending.complete_outbox(database, change.job_id, outbox)
-                answer = decided.settled()
-                break
-            await _call_off(database, hold, outbox)
-            if tried > 1:
-                await sleep(0.001 * tried)
-        else:
-            raise StoreTransientError(
-                f"job {change.job_id} changed faster than its settlement could be written"
-            )
-    except StoreTransientError:
-        unsure.keep(change, token)
-        raise
-    unsure.drop(change)
-    running.forget(change.job_id)
-    return (await _with_jobs(database, [answer]))[0]
 
 
 async def _prepare(database: MongoDatabase, settlement: Settlement, guard: Guard, hold: Document) -> Document:
@@ -321,6 +297,7 @@ async def _prepare(database: MongoDatabase, settlement: Settlement, guard: Guard
     taken: list[keys.Taken] = []
     reserved: list[keys.Reserved] = []
     named: set[str] = set()
+    waiting = keys.Waiting()
     try:
         for new in _submitted(settlement):
             key = new.business_key if new.business_key is not None else moves_key
@@ -350,37 +327,25 @@ async def _prepare(database: MongoDatabase, settlement: Settlement, guard: Guard
             doc = hidden(new_document(new, hold["at"], token=hold["id"], business_key=key), hold)
             entry["reveal"] = doc["reveal"]
             outbox["submits"].append(entry)
-            try:
-                await database.run(lambda d=doc: database.jobs.insert_one(d))  # type: ignore[misc]
-            except Exception as error:
-                if not isinstance(error.__cause__, DuplicateKeyError):
-                    raise
-                there = await database.run(
-                    lambda n=new: database.jobs.find_one({"_id": n.id}, {"write": 1, "hold": 1})  # type: ignore[misc]
-                )
-                if there is None or there.get("write") != hold["id"] or "hold" not in there:
-                    raise UsageError(f"a job with this id is stored already: {new.id}") from error
+            if await pending.place(database, doc, waiting, over_void=True) is not None:
+                raise UsageError(f"a job with this id is stored already: {new.id}")
             database.step("submitted job inserted")
     except Exception:
         await keys.release(database, taken)
         await keys.unreserve(database, reserved)
-        await _call_off(database, hold, None)
+        await _call_off(database, hold["id"], None)
         raise
     outbox["taken"] = [[t.key, t.token] for t in taken]
-    outbox["reserved"] = [[r.key, r.token] for r in reserved]
+    outbox["reserved"] = [[r.key, r.id, r.token] for r in reserved]
     return outbox
 
 
-async def _call_off(database: MongoDatabase, hold: Document, outbox: Document | None) -> None:
+async def _call_off(database: MongoDatabase, token: UUID, outbox: Document | None) -> None:
     """Undo what `_prepare` did for a settlement that was not written."""
     if outbox is not None:
-        await keys.release(database, [keys.Taken(key, token) for key, token in outbox["taken"]])
-        await keys.unreserve(
-            database, [keys.Reserved(key, hold["job"], token) for key, token in outbox["reserved"]]
-        )
-    await database.run(
-        lambda: database.jobs.delete_many({"hold.id": hold["id"], "status": {"$exists": False}})
-    )
+        await keys.release(database, [keys.Taken(key, mark) for key, mark in outbox["taken"]])
+        await keys.unreserve(database, [keys.Reserved(*entry) for entry in outbox["reserved"]])
+    await database.run(lambda: database.jobs.delete_many({"hold.id": token, "status": {"$exists": False}}))
 
 
 # -- apply ----------------------------------------------------------------------------------------

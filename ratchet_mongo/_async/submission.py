@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID, uuid4
 
-from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.errors import BulkWriteError
 
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import SETTLED, STARTS
@@ -98,7 +98,7 @@ async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
                 if isinstance(got, keys.Held):
                     raise DuplicateBusinessKey({new.business_key: got.holder})
                 taken = [got]
-    there = await _put(database, doc, token)
+    there = await pending.place(database, doc, keys.Waiting(), over_void=False)
     if there is None:
         return _created(new, now, job_id)
     if there.get("void"):
@@ -119,24 +119,6 @@ async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
     if reserved is not None:
         await keys.unreserve(database, [reserved])
     raise UsageError(f"a job with this id is stored already: {job_id}")
-
-
-async def _put(database: MongoDatabase, doc: Document, token: UUID) -> Document | None:
-    """Insert a document; what is there in its place, or None if it was inserted."""
-    try:
-        await database.run(lambda: database.jobs.insert_one(doc))
-    except StoreError as error:
-        if not isinstance(error.__cause__, DuplicateKeyError):
-            raise
-        there: Document | None = await database.run(
-            lambda: database.jobs.find_one(
-                {"_id": doc["_id"]}, {"write": 1, "void": 1, "status": 1, "idempotency_key": 1}
-            )
-        )
-        if there is None:
-            raise StoreTransientError(f"job {doc['_id']} was there and is gone; try again") from error
-        return None if there.get("write") == token else there
-    return None
 
 
 # -- several --------------------------------------------------------------------------------------
@@ -212,8 +194,7 @@ async def _operation(database: MongoDatabase, plan: _Plan, now: datetime) -> boo
         "at": now,
         "steps": [_showing(status, lane) for status, lane in sorted(shapes, key=str)],
     }
-    await _once(database, database.operations, [record])
-    database.step("operation recorded")
+    await pending.begin_operation(database, record)
     taken: list[keys.Taken] = []
     reserved: list[keys.Reserved] = []
     try:
@@ -228,7 +209,7 @@ async def _operation(database: MongoDatabase, plan: _Plan, now: datetime) -> boo
                 reserved.append(answer)
         database.step("keys reserved")
         if ok:
-            await _insert_hidden(database, docs, token)
+            await _insert_hidden(database, docs)
             database.step("members inserted")
             record_now = await pending.commit_operation(database, token)
             ok = record_now is not None or await _is_shown(database, ids[0], token)
@@ -281,40 +262,24 @@ async def _take_business(database: MongoDatabase, plan: _Plan, hold: Document) -
     return taken
 
 
-async def _insert_hidden(database: MongoDatabase, docs: list[Document], token: UUID) -> None:
+async def _insert_hidden(database: MongoDatabase, docs: list[Document]) -> None:
     """Insert the members; an id that is stored already is an error."""
     for start in range(0, len(docs), _CHUNK):
-        await _once(database, database.jobs, docs[start : start + _CHUNK], token)
-
-
-async def _once(
-    database: MongoDatabase, collection: object, docs: list[Document], token: UUID | None = None
-) -> None:
-    """Insert documents; those that a first try without an answer has inserted are fine."""
-    left = docs
-    while left:
-        try:
-            await database.run(lambda d=left: collection.insert_many(d, ordered=True))  # type: ignore[attr-defined,misc]
-        except StoreError as error:
-            cause = error.__cause__
-            if not isinstance(cause, BulkWriteError) or codes(cause) != {DUPLICATE_KEY}:
-                raise
-            at: int = cause.details["writeErrors"][0]["index"]
-            job_id = left[at]["_id"]
-            if token is not None:
-                there = await database.run(
-                    lambda i=job_id: collection.find_one({"_id": i}, {"write": 1, "void": 1})  # type: ignore[attr-defined,misc]
-                )
-                if there is not None and there.get("void"):
-                    replaced = await database.run(
-                        lambda i=job_id, d=left[at]: collection.replace_one({"_id": i, "void": True}, d)  # type: ignore[attr-defined,misc]
-                    )
-                    there = {"write": token} if replaced.matched_count else there
-                if there is None or there.get("write") != token:
-                    raise UsageError(f"a job with this id is stored already: {job_id}") from error
-            left = left[at + 1 :]
-        else:
-            return
+        left = docs[start : start + _CHUNK]
+        while left:
+            try:
+                await database.run(lambda d=left: database.jobs.insert_many(d, ordered=True))  # type: ignore[misc]
+            except StoreError as error:
+                cause = error.__cause__
+                if not isinstance(cause, BulkWriteError) or codes(cause) != {DUPLICATE_KEY}:
+                    raise
+                at: int = cause.details["writeErrors"][0]["index"]
+                # Inserted by a first try whose answer was lost; or there is something in its place.
+                if await pending.place(database, left[at], keys.Waiting(), over_void=True) is not None:
+                    raise UsageError(f"a job with this id is stored already: {left[at]['_id']}") from error
+                left = left[at + 1 :]
+            else:
+                break
 
 
 async def _is_shown(database: MongoDatabase, job_id: UUID, token: UUID) -> bool:

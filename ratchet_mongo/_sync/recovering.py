@@ -133,12 +133,14 @@ def take_callbacks(
         if owner == me or (owner in last and now - last[owner] <= grace):
             continue
         where: Document = {"callbacks.owner": owner}
+        left = limit - len(taken)
         docs = database.run(
-            lambda w=where, n=limit - len(taken): find(database.jobs, w, {"callbacks": 1}, limit=n)  # type: ignore[misc]
+            lambda w=where, n=left: find(database.jobs, w, {"callbacks": 1}, limit=n)  # type: ignore[misc]
         )
         for doc in docs:
             for told in doc["callbacks"]:
                 if told["owner"] == owner and len(taken) < limit and _adopt(database, doc, told, me):
+                    database.step("callback taken")
                     taken.append(
                         PendingCallback(
                             doc["_id"], told["claim_seq"], told["name"], told["target"], told["argument"]

@@ -113,7 +113,5 @@ class MotorHarness(MongoHarness):
     def open_async(self) -> AsyncJobStore:
         from motor.motor_asyncio import AsyncIOMotorClient
 
-        client = AsyncIOMotorClient(self.url)
+        client: Any = AsyncIOMotorClient(self.url)
         return AsyncMongoJobStore.from_client(client, self._name, clock=self.clock)
-
-

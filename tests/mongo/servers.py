@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 DEPLOYMENT: Final = "RATCHET_TEST_MONGODB_URL"
@@ -104,7 +104,8 @@ class Server:
         from pymongo import MongoClient
         from pymongo.errors import PyMongoError
 
-        with MongoClient(self.url(), serverSelectionTimeoutMS=200) as client:
+        client: MongoClient[dict[str, Any]] = MongoClient(self.url(), serverSelectionTimeoutMS=200)
+        with client:
             try:
                 client.admin.command("ping")
             except PyMongoError:
@@ -172,5 +173,6 @@ def drop(url: str) -> None:
     """Remove a database."""
     from pymongo import MongoClient
 
-    with MongoClient(url) as client:
+    client: MongoClient[dict[str, Any]] = MongoClient(url)
+    with client:
         client.drop_database(client.get_default_database().name)

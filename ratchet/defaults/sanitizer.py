@@ -1,10 +1,11 @@
-"""The shipped error sanitizer: what may be kept of an exception, without secrets (specification, section 7)."""
+"""The shipped error sanitizer: what may be kept of an exception, without secrets (specification, section 7).
+
+The patterns are imported with the first text: compiling them takes as long as starting a node.
+"""
 
 from __future__ import annotations
 
 from typing import Final, Protocol
-
-from ratchet.defaults.redaction import clean, redact
 
 MAX_LENGTH: Final = 2_000
 MAX_NAME: Final = 200
@@ -52,6 +53,8 @@ def sanitize_text(text: str, *, limit: int = MAX_LENGTH) -> str:
         text: any text.
         limit: at most so many characters are answered.
     """
+    from ratchet.defaults.redaction import redact
+
     return _shortened(redact(text, enough=limit), limit)
 
 
@@ -63,7 +66,7 @@ def safe_sanitize(sanitizer: _Sanitizer, error: BaseException) -> str:
     try:
         answer: object = sanitizer.sanitize(error)
         if isinstance(answer, str) and (text := _exact(answer).strip()):
-            return _shortened(clean(text[: MAX_LENGTH + 1]), MAX_LENGTH)
+            return _shortened(_clean(text[: MAX_LENGTH + 1]), MAX_LENGTH)
     # A failure path must end in a settled job whatever an extension does, SystemExit included.
     except BaseException:  # noqa: BLE001
         pass
@@ -77,7 +80,7 @@ def _name_of(cls: type[BaseException]) -> str:
     try:
         module, qualname = _exact(cls.__module__), _exact(cls.__qualname__)
         name = qualname if module == "builtins" else f"{module}.{qualname}"
-        return clean(name[:MAX_NAME]) or "Exception"
+        return _clean(name[:MAX_NAME]) or "Exception"
     except BaseException:  # noqa: BLE001  # a metaclass may answer anything
         return "Exception"
 
@@ -89,3 +92,9 @@ def _exact(text: str) -> str:
 
 def _shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _clean(text: str) -> str:
+    from ratchet.defaults.redaction import clean
+
+    return clean(text)

@@ -60,7 +60,7 @@ def _alternate(count: int, folder: Path) -> tuple[list[float], list[float]]:
         raw.grow_log(folder / "raw.db")
         for i in range(count + 3):
             for sample, kept in sides:
-                time.sleep(SPACING)  # lets the node become idle: the state that is measured
+                time.sleep(random.uniform(SPACING, 2 * SPACING))  # lets the node become idle, as is measured
                 value = sample()
                 if i >= 3:
                     kept.append(value)

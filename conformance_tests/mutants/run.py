@@ -174,8 +174,7 @@ def judge(mutants: Sequence[Mutant] = MUTANTS) -> list[Sentence]:
         RuntimeError: the session could not begin.
     """
     the_judge = Judge(mutants)
-    named = ",".join(sorted({mutant.killed_by for mutant in mutants}))
-    arguments = ["--pyargs", "conformance_tests", f"--ratchet-contracts={named}", "-q", "--no-header"]
+    arguments = ["--pyargs", "conformance_tests", "-q", "--no-header"]
     arguments += ["--ratchet-harness", "conformance_tests.mutants.run:MutantHarness"]
     arguments += [
         "-p",

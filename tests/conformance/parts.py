@@ -7,13 +7,14 @@ import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from conformance_tests.spi import CoordinatorHarness, ExecutorHarness
 from ratchet.defaults.codec import JsonCodec
 from ratchet.defaults.coordinator import LocalCoordinator
 from ratchet.domain.ids import new_id
-from ratchet.domain.job import NewJob
+from ratchet.domain.job import Claim, NewJob
+from ratchet.engine.attempt import Attempt
 from ratchet.engine.slots import LoopSlots, ProcessSlots, ThreadSlots
 from ratchet.spi.coordinator import ClusterCoordinator, Hint
 from ratchet.spi.executor import Executor
@@ -81,18 +82,12 @@ class Sqlite(CoordinatorHarness):
         self._folder.cleanup()
 
 
-class _Attempt:
-    """As much of an attempt as the executors look at."""
+class _Attempt(Attempt):
+    """An attempt of no claim, with its body at hand."""
 
     def __init__(self, body: Callable[[], None]) -> None:
+        super().__init__(cast("Claim", None), 0.0)
         self.body = body
-        self.claim: Any = None
-        self.context: Any = None
-        self.deadline: float | None = None
-        self.ended = self.hard_stopped = False
-        self.guard: threading.Lock | None = None
-        self.thread_id: int | None = None
-        self.interrupt: Callable[[], None] | None = None
 
 
 class Threads(ExecutorHarness):

@@ -9,15 +9,20 @@ has submitted something that is due.
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
+from ratchet.domain.job import Claim
 from ratchet.domain.priority import claim_order
 from ratchet.spi.store import Claimed, ClaimRequest
 from ratchet_sql import rendered as sql
 from ratchet_sql.connection import Database, Execute
-from ratchet_sql.rows import claim_from, dumps, from_ms, uuid_from
+from ratchet_sql.rows import claim_from, dumps, from_ms, unreadable_claim, uuid_from
+
+_log = logging.getLogger("ratchet.store")
 
 
 @dataclass(slots=True)
@@ -28,11 +33,13 @@ class Choice:
         ids: to be claimed, in order of effective priority.
         more: True if further due jobs match.
         next_due: of the first job not yet due.
+        unreadable: ids and due times that are none: rows that another program has made.
     """
 
     ids: list[str] = field(default_factory=list)
     more: bool = False
     next_due: int | None = None
+    unreadable: list[tuple[object, object]] = field(default_factory=list)
 
 
 def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claimed:
@@ -46,12 +53,16 @@ def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claime
         now = database.now_ms()
         first = json.loads(database.read(statement, {**parameters, "rows": 1, "now": now}))
         choice = choose(first, request, limits, now)
-        if not choice.ids:
+        if not choice.ids and not choice.unreadable:  # one of those may stand before others
             return Claimed([], more=choice.more, next_due=_instant(choice.next_due), now=from_ms(now))
 
     def work(execute: Execute, now: int) -> Claimed:
         found = json.loads(execute(statement, {**parameters, "now": now}).fetchone()[0])
         chosen = choose(found, request, limits, now)
+        for job_id, scheduled in chosen.unreadable:
+            _tell(
+                f"a row with the id {job_id!a} that is due at {scheduled!a} cannot be a job; it is passed over"
+            )
         picked_at = from_ms(now)
         if not chosen.ids:
             return Claimed([], more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
@@ -59,10 +70,25 @@ def claim(database: Database, request: ClaimRequest, *, backlog: bool) -> Claime
         execute(sql.CLAIM, {**ids, "now": now, "incarnation": request.incarnation})
         database.step("claimed")
         rows = {row[0]: row for row in json.loads(execute(sql.CLAIMED, ids).fetchone()[0])}
-        claims = [claim_from(rows[job_id], picked_at) for job_id in chosen.ids]
+        claims = [_claim_of(rows[job_id], picked_at) for job_id in chosen.ids if job_id in rows]
         return Claimed(claims, more=chosen.more, next_due=_instant(chosen.next_due), now=picked_at)
 
     return database.write(work)
+
+
+def _claim_of(row: list[Any], picked_at: datetime) -> Claim:
+    """A row that cannot be read costs no other its claim; it is claimed, too, to be failed."""
+    try:
+        return claim_from(row, picked_at)
+    except Exception as error:  # noqa: BLE001 - whatever another program has put there
+        _tell(f"job {row[0]} has a column that cannot be read, and fails: {type(error).__name__}")
+        return unreadable_claim(row, picked_at)
+
+
+@lru_cache(maxsize=1000)
+def _tell(line: str) -> None:
+    """Log it once, not with every claim."""
+    _log.error("%s", line)
 
 
 def _look(request: ClaimRequest, limits: dict[str, int]) -> tuple[str, dict[str, Any]]:
@@ -94,7 +120,11 @@ def choose(
         if following is not None and (choice.next_due is None or following < choice.next_due):
             choice.next_due = following
         for scheduled, job_id in rows:
-            order = claim_order(priority, from_ms(scheduled), uuid_from(job_id), now, boost)
+            try:
+                order = claim_order(priority, from_ms(scheduled), uuid_from(job_id), now, boost)
+            except (ValueError, OverflowError):
+                choice.unreadable.append((job_id, scheduled))
+                continue
             due.append((order, executor, job_id))
     if len(due) > 1:
         due.sort()

@@ -308,7 +308,7 @@ class _Writing:
             )
         try:
             connection = database._writer or database._open_writer()
-            database.file.check()
+            database.file.check(now=True)  # a write to a file that is not there any more would be lost
             if database.file.read_only:
                 raise database.file.refuse_writing()
             return connection

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Dialect, Integer, Table, Text, bindparam, func, literal_column, select
+from sqlalchemy import Dialect, Integer, Table, Text, bindparam, cast, func, literal_column, select
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.sql.elements import ColumnElement, UnaryExpression
+from sqlalchemy.sql.elements import BindParameter, ColumnElement, UnaryExpression
 from sqlalchemy.sql.expression import ClauseElement
+from sqlalchemy.sql.functions import Function
 from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.sql.selectable import FromClause, Select
 
@@ -54,15 +55,15 @@ class SqlDialect:
 
     def row(self, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
         """These columns as one JSON array."""
-        return func.json_array(*columns, type_=Text())
+        return func.json_array(*map(_readable, columns), type_=Text())
 
     def collect(self, columns: Sequence[ColumnElement[Any]]) -> ColumnElement[str]:
         """All rows as one JSON array of arrays, in the order in which they come."""
-        return func.json_group_array(func.json_array(*columns), type_=Text())
+        return func.json_group_array(func.json_array(*map(_readable, columns)), type_=Text())
 
     def collect_one(self, column: ColumnElement[Any]) -> ColumnElement[str]:
         """All rows of one column as one JSON array."""
-        return func.json_group_array(column, type_=Text())
+        return func.json_group_array(_readable(column), type_=Text())
 
     def nested(self, value: ColumnElement[str]) -> ColumnElement[str]:
         """JSON text to be kept as JSON inside `row` and `collect`."""
@@ -90,6 +91,20 @@ class SqlDialect:
         listed = ",".join(str(int(p)) for p in sorted(Priority, reverse=True))
         source = func.json_each(literal_column(f"'[{listed}]'")).table_valued("value", name="p")
         return source, source.c.value
+
+
+def _readable(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The column as the type that it was declared with.
+
+    SQLite keeps whatever it is given: where another program has put a BLOB, "JSON cannot hold BLOB values",
+    and one such row would end every statement that meets it, every claim of every node included.
+    """
+    if isinstance(column, (BindParameter, Function)):  # ours; and text that `nested` keeps as JSON
+        return column
+    for kind in (Integer, Text):
+        if isinstance(column.type, kind):
+            return cast(column, kind)
+    return column
 
 
 class Rows:

@@ -61,6 +61,7 @@ class DatabaseFile:
             check_same_thread=False,
             cached_statements=256,
         )
+        connection.text_factory = _text
         try:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA temp_store = memory")
@@ -163,3 +164,8 @@ def close(connection: sqlite3.Connection) -> None:
     """Close it; one that cannot be closed is let go."""
     with contextlib.suppress(sqlite3.Error):
         connection.close()
+
+
+def _text(stored: bytes) -> str:
+    """Text as it was stored; bytes that are none, which only another program can have put there, as U+FFFD."""
+    return str(stored, "utf-8", "replace")

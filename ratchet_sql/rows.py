@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
-from ratchet.domain.job import Claim, Job, JobType, NewJob
+from ratchet.domain.job import DEFAULT_TIMEOUT, Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import (
     UNSCHEDULED,
     AttemptEnd,
@@ -278,6 +278,40 @@ def claim_from(row: Stored, picked_at: datetime) -> Claim:
         on_failure=on_failure,
         metadata=decode_map(metadata),
         signal=signal,
+    )
+
+
+def unreadable_claim(row: Stored, picked_at: datetime) -> Claim:
+    """The claim of a row that `claim_from` cannot read: its payload is none, so that the job fails as poison.
+
+    Raises:
+        ValueError: not even its id can be read.
+    """
+    found = dict(zip(CLAIM_COLUMNS, row, strict=True))
+    return Claim(
+        job_id=uuid_from(found["id"]),
+        claim_seq=found["claim_seq"],
+        target=found["target"],
+        payload="",
+        format=1,
+        executor=found["executor"],
+        attempts=found["attempts"],
+        crash_count=found["crash_count"],
+        max_retries=0,
+        backoff=NO_BACKOFF,
+        timeout=DEFAULT_TIMEOUT,
+        priority=Priority.NORMAL,
+        type=JobType.SINGLE,
+        scheduled_time=picked_at,
+        picked_at=picked_at,
+        params={},
+        tags=frozenset(),
+        business_key=found["business_key"],
+        principal=None,
+        resource=None,
+        on_success=None,
+        on_failure=found["on_failure"],
+        metadata={},
     )
 
 

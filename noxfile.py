@@ -119,9 +119,12 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=FULL)
 def soak(session: nox.Session) -> None:
-    """The storms at full size, then one worker and 200,000 jobs with its memory watched."""
+    """Storms at full size, the endurance test, then one worker and 200,000 jobs with its memory watched."""
     _install(session, "-e", ".[all,test]")
     scale = {"RATCHET_STORM_SCALE": "1.0"}
     session.run("python", "-m", "pytest", "-m", "storm", "--timeout=3600", env=scale)
+    url = f"sqlite:///{Path(session.create_tmp()).absolute() / 'new.db'}"
+    words = ["--ratchet-url", url, "--ratchet-soak", "300", "--ratchet-contracts", "SOAK-*"]
+    session.run("python", "-m", "pytest", "--pyargs", "conformance_tests", *words)
     report = ["--write", "benchmarks/soak/rss.txt"]
     session.run("python", "-m", "benchmarks.soak_rss", *(session.posargs or report), env=scale)

@@ -318,3 +318,33 @@ def test_the_report_is_the_same_with_xdist(run: Run, tmp_path: Path) -> None:
     shown = [each for name, each in report["by_id"].items() if name.startswith(("CELL", "KEY"))]
     assert {each["verdict"] for each in shown} == {"PASSED", "NOT OFFERED"}
     assert report["by_id"]["CELL-01"]["cases"] + report["by_id"]["CELL-02"]["cases"] == 126
+
+
+def test_an_omitted_contract_is_no_success(run: Run, tmp_path: Path) -> None:
+    """A run from which contracts were dropped behind the suite's back fails, and names them as NOT RUN."""
+    dropping = """
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if "test_crud_15_counts" in item.name]
+"""
+    ended = run(
+        "--ratchet-harness",
+        "a_harness:Good",
+        "--ratchet-report-json",
+        "r.json",
+        conftest=dropping,
+        a_harness=GOOD,
+    )
+    assert ended.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 passed" in ended.stdout
+    report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
+    assert report["verdict"] == "incomplete"
+    assert {"CLAIM-01", "FENCE-01"} <= set(report["obstacles"])
+    assert not {"COUNT-01", "SOAK-01"} & set(report["obstacles"])
+
+
+def test_endurance_is_short_if_asked(run: Run, tmp_path: Path) -> None:
+    """The endurance test runs as long as was asked for, and its books balance."""
+    status, report = report_of(run, tmp_path, "SOAK-01", "class Bad(Good): pass\n", "--ratchet-soak", "2")
+    assert status == 0
+    assert report["by_id"]["SOAK-01"]["verdict"] == "PASSED"
+    assert 2 <= report["by_id"]["SOAK-01"]["seconds"] < 60

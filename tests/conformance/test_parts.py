@@ -22,6 +22,8 @@ from scripts import render_part_contracts
 from tests.conformance import broken_parts, bus
 from tests.docs.test_snippets import ROOT
 
+pytestmark = pytest.mark.timeout(300)  # a run of the suite in a process of its own, on a busy machine
+
 OURS = {
     "coordinator": [
         "tests.conformance.parts:Local",
@@ -54,7 +56,7 @@ def run(*arguments: str) -> tuple[int, str]:
         "-p",
         "no:cacheprovider",
     ]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=110, cwd=ROOT)
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=280, cwd=ROOT)
     return done.returncode, done.stdout + done.stderr
 
 

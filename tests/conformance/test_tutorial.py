@@ -15,6 +15,8 @@ import pytest
 from conformance_tests.contract import contracts
 from tests.docs.test_snippets import ROOT, blocks
 
+pytestmark = pytest.mark.timeout(300)  # a run of the suite in a process of its own, on a busy machine
+
 PAGE = ROOT / "docs/how-to/write-a-store.md"
 MAY_USE = ("ratchet.spi.", "ratchet.domain.", "ratchet.errors", "mystore.", "conformance_tests")
 HOOKS_IT_LACKS = {"crash_points", "open_process"}
@@ -41,7 +43,7 @@ def test_it_is_complete(written: Path) -> None:
             "-c", os.devnull, "--rootdir", str(written), "--ratchet-report-json", str(told),
             "--ratchet-harness", "mystore.seeding:SeedingHarness",
         ],
-        capture_output=True, text=True, timeout=110, cwd=written,
+        capture_output=True, text=True, timeout=280, cwd=written,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(written), str(ROOT)])},
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]

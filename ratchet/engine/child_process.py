@@ -86,6 +86,8 @@ class ChildProcess:
         self._request: BodyRequest | None = None
         self._cancels: list[tuple[str, bool]] = []
         self._killed = False
+        # What was asked of a request before `run` got it: (request, reason or None to kill it, cancel its task).
+        self._early: list[tuple[BodyRequest, str | None, bool]] = []
         self._closed = False
         self._number = 0
         _children.add(self)
@@ -112,7 +114,14 @@ class ChildProcess:
                 raise NotRunning("this child process was closed")
             if self._request is not None:
                 raise NotRunning("a child process runs one body at a time")
-            self._request, self._cancels, self._killed = request, [], False
+            early = [(reason, cancel) for one, reason, cancel in self._early if one is request]
+            self._early.clear()
+            self._cancels = [(reason, cancel) for reason, cancel in early if reason is not None]
+            if len(self._cancels) < len(early):
+                return Died(
+                    description="it was to be killed before it was handed over", killed=True, started=False
+                )
+            self._request, self._killed = request, False
         try:
             # A child that was killed while idle is noticed when it does not take the job: then a fresh one gets it.
             reply = self._converse(request, made, on_log)
@@ -133,10 +142,12 @@ class ChildProcess:
             reason: ``timeout``, ``canceled`` (which cancels the task of an async body, too), ``shutdown`` or
                 ``claim_lost``.
             cancel_task: cancel the task of an async body whatever the reason.
-            request: do it only if this very request is the one that runs.
+            request: do it only if this very request is the one that runs, or the next.
         """
         with self._lock:
             if not self._is_running(request):
+                if request is not None:
+                    self._early.append((request, reason, cancel_task))
                 return
             self._cancels.append((reason, cancel_task))
             live = self._live
@@ -149,11 +160,12 @@ class ChildProcess:
         The `run` that is under way answers `Died` with `killed` set; without one an idle child is ended.
 
         Args:
-            request: do it only if this very request is the one that runs, so that a late decision about one
-                body cannot hit the next.
+            request: do it only if this very request is the one that runs, or the next, so that a late decision
+                about one body cannot hit another.
         """
         with self._lock:
             if request is not None and not self._is_running(request):
+                self._early.append((request, None, False))
                 return
             self._killed = True
             if self._live is not None:

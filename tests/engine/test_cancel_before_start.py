@@ -10,8 +10,19 @@ from uuid import uuid4
 
 import pytest
 
-from ratchet import AttemptEnd, ExecutionSettings, JobCanceled, PollingSettings, Scheduler, Settings, Status
+from ratchet import (
+    AttemptEnd,
+    ExecutionSettings,
+    JobCanceled,
+    PollingSettings,
+    Scheduler,
+    Settings,
+    Status,
+    current_job,
+)
+from ratchet.defaults.codec import JsonCodec
 from ratchet.engine.attempt import Attempt, Pipeline
+from ratchet.engine.child_process import BodyRequest, ChildProcess, Died, Returned
 
 ran: list[int] = []
 begun, gate = threading.Event(), threading.Event()
@@ -98,3 +109,48 @@ def test_an_attempt_whose_time_is_over_before_its_body_never_begins(
         assert [entry.end for entry in scheduler.store.history(job.id)] == [AttemptEnd.TIMED_OUT] * 2
         scheduler.enqueue(body, 2).with_executor(executor).submit().result(20)
     assert ran == ([] if executor == "processes" else [2])
+
+
+def stop_when_asked() -> str:
+    """Waits until it is asked to stop, and tells why."""
+    context = current_job()
+    until(context.is_cancellation_requested)
+    return str(context.cancellation_reason)
+
+
+def request_for(function: Callable[[], object]) -> BodyRequest:
+    codec = JsonCodec()
+    return BodyRequest(
+        job_id=str(uuid4()),
+        claim_seq=1,
+        attempt=1,
+        target=f"{__name__}:{function.__name__}",
+        payload=codec.encode_arguments((), {}),
+        format=codec.format,
+        node="node-1",
+    )
+
+
+def test_what_is_asked_of_a_request_before_a_child_has_it_is_not_lost() -> None:
+    """A cancellation reaches the body that is handed over after it; a body that was to be killed is not begun."""
+    child = ChildProcess(allow=[__name__])
+    try:
+        canceled, killed, other = (
+            request_for(stop_when_asked),
+            request_for(stop_when_asked),
+            request_for(stand),
+        )
+        child.request_cancellation("canceled", request=canceled)
+        reply = child.run(canceled, on_log=lambda record: None)
+        assert isinstance(reply, Returned)
+        assert reply.result == '"canceled"'
+        child.kill(request=killed)
+        answer = child.run(killed, on_log=lambda record: None)
+        assert isinstance(answer, Died)
+        assert (answer.started, answer.killed) == (False, True)
+        child.kill(request=other)  # never handed over: nobody else is hit
+        last = request_for(stop_when_asked)
+        child.request_cancellation("shutdown", request=last)
+        assert isinstance(child.run(last, on_log=lambda record: None), Returned)
+    finally:
+        child.close()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
@@ -77,6 +78,7 @@ class MongoDatabase:
         self._given = client
         self._own: Client | None = None
         self._pid = 0
+        self._mark = os.urandom(8)
         self._making = threading.Lock()  # held for a moment, also on an event loop
         self._collections: dict[str, Collection] = {}
         self._clock = clock
@@ -87,6 +89,16 @@ class MongoDatabase:
         self._offset: tuple[datetime, float] | None = (
             None  # server time and monotonic time, measured together
         )
+
+    # -- tokens
+
+    def token(self) -> UUID:
+        """A new mark for a write; its first half says that it is of this handle."""
+        return UUID(bytes=self._mark + os.urandom(8))
+
+    def is_own(self, token: object) -> bool:
+        """True if a write of this handle carries the token."""
+        return isinstance(token, UUID) and token.bytes[:8] == self._mark
 
     # -- client and collections
 

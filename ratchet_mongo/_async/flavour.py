@@ -42,3 +42,12 @@ async def find(
     """All that a query answers."""
     found: list[dict[str, Any]] = await collection.find(where, *arguments, **options).to_list(None)
     return found
+
+
+class Extras:
+    """What only one of the flavours has: the async one has no more than the protocol."""
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Names of the optional groups that this store declares."""
+        return frozenset()

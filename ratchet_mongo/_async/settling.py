@@ -50,9 +50,9 @@ class Unsure:
     def __init__(self) -> None:
         self._tokens: OrderedDict[Attempt, UUID] = OrderedDict()
 
-    def token(self, change: Change) -> UUID:
+    def token(self, database: MongoDatabase, change: Change) -> UUID:
         """The token of an earlier try of this change, or a new one."""
-        return self._tokens.get(_attempt(change)) or uuid4()
+        return self._tokens.get(_attempt(change)) or database.token()
 
     def known(self, change: Change) -> bool:
         """True if an earlier try of this change had no answer."""
@@ -128,9 +128,9 @@ def _waves(settlements: Sequence[Settlement]) -> list[list[Settlement]]:
 class _Wave:
     """Settlements of different jobs on their way to one update."""
 
-    def __init__(self, wave: Sequence[Settlement], unsure: Unsure) -> None:
+    def __init__(self, database: MongoDatabase, wave: Sequence[Settlement], unsure: Unsure) -> None:
         self.left = {settlement.change.job_id: settlement for settlement in wave}
-        self.tokens = {job_id: unsure.token(one.change) for job_id, one in self.left.items()}
+        self.tokens = {job_id: unsure.token(database, one.change) for job_id, one in self.left.items()}
         self.guards: dict[UUID, Guard] = {}
         self.outboxes: dict[UUID, Document] = {}
         self.answers: dict[UUID, SettleAnswer] = {}
@@ -149,7 +149,7 @@ async def _settle_wave(
     *,
     raise_conflicts: bool,
 ) -> list[SettleAnswer]:
-    wave = _Wave(settlements, unsure)
+    wave = _Wave(database, settlements, unsure)
     for job_id, settlement in wave.left.items():
         guard = running.of(job_id, settlement.change.claim_seq)
         if guard is not None and not unsure.known(settlement.change) and not _submitted(settlement):
@@ -355,7 +355,7 @@ async def apply(database: MongoDatabase, change: Change, unsure: Unsure) -> Appl
     """See `ratchet.spi.store.JobStore.apply`."""
     if change.trigger not in APPLIES:
         raise UsageError(f"{change.trigger} does not travel by apply; use settle, claim or recover")
-    token = unsure.token(change)
+    token = unsure.token(database, change)
     try:
         for tried in range(_TRIES):
             now = await database.now()

@@ -34,14 +34,13 @@ from ratchet.spi.store import (
 )
 from ratchet_mongo._async import bulk, claiming, keys, reading, recovering, settling, submission
 from ratchet_mongo._async.database import MongoDatabase, database_name
-from ratchet_mongo._async.flavour import Client
+from ratchet_mongo._async.flavour import Client, Extras
 from ratchet_mongo.moves import check
 
-_CAPABILITIES: Final[frozenset[str]] = frozenset()
 _MOST: Final = 1000
 
 
-class AsyncMongoJobStore:
+class AsyncMongoJobStore(Extras):
     """A `ratchet.spi.async_store.AsyncJobStore` in one MongoDB database, for any number of processes.
 
     Works alike on a standalone server, a replica set, a sharded cluster and Atlas, from server 6.0 on; no
@@ -90,11 +89,6 @@ class AsyncMongoJobStore:
             prefix: of the names of its collections.
         """
         return cls(MongoDatabase(database_name(database), client=client, clock=clock, prefix=prefix))
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """Names of the optional groups that this store declares."""
-        return _CAPABILITIES
 
     async def now(self) -> datetime:
         """Store time, UTC, whole milliseconds."""
@@ -161,7 +155,7 @@ class AsyncMongoJobStore:
 
     async def settle(self, settlement: Settlement) -> SettleAnswer:
         """Apply a row that ends a claim or has consequences, together with its effects."""
-        check(settlement.change, settlement.effects, _CAPABILITIES)
+        check(settlement.change, settlement.effects, self.capabilities)
         return await settling.settle(self.database, settlement, self._running, self._unsure)
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
@@ -171,7 +165,7 @@ class AsyncMongoJobStore:
         same handle it answers for those as it would have the first time.
         """
         for settlement in settlements:
-            check(settlement.change, settlement.effects, _CAPABILITIES)
+            check(settlement.change, settlement.effects, self.capabilities)
         return await settling.settle_many(self.database, settlements, self._running, self._unsure)
 
     async def apply_where(

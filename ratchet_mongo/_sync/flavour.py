@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ratchet.spi.capabilities import Capability
+
+if TYPE_CHECKING:
+    from ratchet.spi.coordinator import ClusterCoordinator
+    from ratchet_mongo._sync.database import MongoDatabase
+
+_CAPABILITIES = frozenset({str(Capability.WAKE_UPS)})
 
 Client: TypeAlias = Any
 """`pymongo.MongoClient`."""
@@ -37,3 +45,20 @@ def find(
 ) -> list[dict[str, Any]]:
     """All that a query answers."""
     return list(collection.find(where, *arguments, **options))
+
+
+class Extras:
+    """What only one of the flavours has: the sync one can tell of work of other processes."""
+
+    database: MongoDatabase
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """Names of the optional groups that this store declares."""
+        return _CAPABILITIES
+
+    def coordinator(self) -> ClusterCoordinator:
+        """A new coordinator that follows the collection of jobs."""
+        from ratchet_mongo.coordinator import MongoCoordinator
+
+        return MongoCoordinator(self.database)

@@ -37,14 +37,13 @@ from ratchet.spi.store import (
 )
 from ratchet_mongo._sync import bulk, claiming, keys, reading, recovering, settling, submission
 from ratchet_mongo._sync.database import MongoDatabase, database_name
-from ratchet_mongo._sync.flavour import Client
+from ratchet_mongo._sync.flavour import Client, Extras
 from ratchet_mongo.moves import check
 
-_CAPABILITIES: Final[frozenset[str]] = frozenset()
 _MOST: Final = 1000
 
 
-class MongoJobStore:
+class MongoJobStore(Extras):
     """A `ratchet.spi.store.JobStore` in one MongoDB database, for any number of processes.
 
     Works alike on a standalone server, a replica set, a sharded cluster and Atlas, from server 6.0 on; no
@@ -93,11 +92,6 @@ class MongoJobStore:
             prefix: of the names of its collections.
         """
         return cls(MongoDatabase(database_name(database), client=client, clock=clock, prefix=prefix))
-
-    @property
-    def capabilities(self) -> frozenset[str]:
-        """Names of the optional groups that this store declares."""
-        return _CAPABILITIES
 
     def now(self) -> datetime:
         """Store time, UTC, whole milliseconds."""
@@ -162,7 +156,7 @@ class MongoJobStore:
 
     def settle(self, settlement: Settlement) -> SettleAnswer:
         """Apply a row that ends a claim or has consequences, together with its effects."""
-        check(settlement.change, settlement.effects, _CAPABILITIES)
+        check(settlement.change, settlement.effects, self.capabilities)
         return settling.settle(self.database, settlement, self._running, self._unsure)
 
     def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
@@ -172,7 +166,7 @@ class MongoJobStore:
         same handle it answers for those as it would have the first time.
         """
         for settlement in settlements:
-            check(settlement.change, settlement.effects, _CAPABILITIES)
+            check(settlement.change, settlement.effects, self.capabilities)
         return settling.settle_many(self.database, settlements, self._running, self._unsure)
 
     def apply_where(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pymongo.errors import BulkWriteError
 
@@ -68,7 +68,7 @@ def _existing(found: keys.Original) -> Inserted:
 def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
     """Insert a single job; None: begin again."""
     now = database.now()
-    job_id, token = new.id, uuid4()
+    job_id, token = new.id, database.token()
     doc = new_document(new, now, token=token, business_key=new.business_key)
     taken: list[keys.Taken] = []
     reserved: keys.Reserved | None = None
@@ -177,7 +177,7 @@ def _insert_many(database: MongoDatabase, jobs: Sequence[NewJob]) -> list[Insert
 
 def _operation(database: MongoDatabase, plan: _Plan, now: datetime) -> bool:
     """Insert what is new in `plan`, all or nothing; False: begin again."""
-    token = uuid4()
+    token = database.token()
     hold: Document = {"kind": pending.OPERATION, "id": token, "at": now}
     docs = []
     for _, new, job_id in plan.fresh:

@@ -164,7 +164,10 @@ def database_url(name: str) -> str:
     deployment = os.environ.get(DEPLOYMENT)
     if deployment:
         parts = urlsplit(deployment)
-        return urlunsplit(parts._replace(path=f"/{name}"))
+        url = urlunsplit(parts._replace(path=f"/{name}"))
+        if name:
+            atexit.register(drop, url)
+        return url
     standalone = os.environ.get("RATCHET_TEST_MONGODB_STANDALONE") == "1"
     return shared(standalone=standalone).url(name)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
@@ -17,6 +17,7 @@ from ratchet.domain.options import JobOptions, check_text
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import NO_BACKOFF, Backoff
 from ratchet.errors import (
+    ArgumentError,
     CapabilityMissing,
     PayloadTooLarge,
     UnsupportedTarget,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ratchet.spi.codec import PayloadCodec
 
 R = TypeVar("R")
+T = TypeVar("T")
 _ZERO: Final = timedelta()
 NO_OPTIONS: Final = JobOptions()
 Arguments: TypeAlias = tuple[Any, ...] | Mapping[str, Any]
@@ -143,16 +145,24 @@ class Submission:
             business_key=draft.business_key,
             principal=options.principal,
             resource=options.resource,
-            on_success=self._callback(options.on_success),
-            on_failure=self._callback(options.on_failure),
+            on_success=self._callback("on_success", options.on_success),
+            on_failure=self._callback("on_failure", options.on_failure),
         )
 
     def _check_size(self, what: str, size: int) -> None:
         if size > self._settings.payload.arguments:
             raise PayloadTooLarge(what, size, self._settings.payload.arguments)
 
-    def _callback(self, func: Callable[..., Any] | None) -> str | None:
-        return None if func is None else self._targets.describe(func).text
+    def _callback(self, name: str, func: Callable[..., Any] | None) -> str | None:
+        if func is None:
+            return None
+        target = self._targets.describe(func)
+        try:
+            target.signature.bind((None, None), {})
+        except ArgumentError as error:
+            second = "result" if name == "on_success" else "error"
+            raise UsageError(f"{name} is called as callback(ctx, {second}), but {error}") from None
+        return target.text
 
     @staticmethod
     def _executor(target: Target, asked: str | None) -> str:
@@ -350,6 +360,31 @@ def call_site(depth: int = 2) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def check_builder(builder: object, kind: type = JobBuilder) -> None:
+    """Refuse what `enqueue` and `schedule` did not make.
+
+    Raises:
+        UsageError: with the remedy.
+    """
+    if not isinstance(builder, kind):
+        raise UsageError(
+            f"a builder is expected here, like scheduler.enqueue(f, 1), not {type(builder).__name__}"
+        )
+
+
+def taken(builder: BuilderWords) -> AbstractContextManager[Draft]:
+    """`BuilderWords.taken` of what had better be a builder."""
+    check_builder(builder, BuilderWords)
+    return builder.taken()
+
+
+def several(what: str, items: Iterable[T]) -> Iterable[T]:
+    """Something to iterate over; anything else is refused."""
+    if not isinstance(items, Iterable):
+        raise UsageError(f"{what} are several, like a list, not {type(items).__name__}")
+    return items
+
+
 def check_key(what: str, key: str) -> None:
     """Refuse an empty, too long or unstorable key."""
     check_text(what, key)
@@ -378,8 +413,8 @@ def check_instant(when: datetime) -> datetime:
         )
     try:
         return clamp(when.astimezone(UTC))
-    except OverflowError:
-        return LATEST
+    except OverflowError:  # no UTC form: the first hours of year 1 to the east, the last of 9999 to the west
+        return LATEST if when.year > 1 else clamp(datetime.min.replace(tzinfo=UTC))
 
 
 def check_when(when: timedelta | datetime) -> tuple[timedelta | None, datetime | None]:

@@ -132,7 +132,8 @@ class UnencodableValue(PayloadError):
     """
 
     def __init__(self, path: str, message: str) -> None:
-        super().__init__(f"{path}: {message}")
+        shown = path if len(path) <= 200 else f"{path[:97]} ... {path[-97:]}"  # deep nesting
+        super().__init__(f"{shown}: {message}")
         self.path = path
 
 
@@ -269,7 +270,10 @@ class CancellationRequested(RatchetError):
 
 
 class RetryAfter(RatchetError):
-    """Fail this attempt and retry no earlier than `delay` from now, if a retry is left (section 7)."""
+    """Fail this attempt and retry no earlier than `delay` from now, if a retry is left (section 7).
+
+    A negative delay is none; one beyond year 9999 ends there.
+    """
 
     def __init__(self, delay: timedelta, message: str | None = None) -> None:
         if not isinstance(delay, timedelta):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from uuid import UUID
 
 from ratchet.domain.lifecycle import Status
+from ratchet.domain.options import seconds_of
 from ratchet.engine.ending import decode_result
 from ratchet.errors import JobCanceledError, JobFailedError, JobNotFound, JobPurged, StoreTransientError
 
@@ -60,6 +61,7 @@ class JobHandle(Generic[R_co]):
             JobPurged: it has been deleted.
             ResultNotStored: it succeeded with a result too large to keep.
             TimeoutError: it has not settled in time.
+            UsageError: a timeout that is negative or no number.
         """
         job = self.wait(timeout)
         return cast("R_co", result_of(job, self._decode))
@@ -71,7 +73,7 @@ class JobHandle(Generic[R_co]):
             JobPurged: it has been deleted.
             TimeoutError: it has not settled in time.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
         end = None if seconds is None else time.monotonic() + seconds
         look = FIRST_LOOK
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,8 @@ def store_plugin(url: str) -> StorePlugin:
         MissingExtra: it is installed, but its driver is not.
         ConfigurationError: not a URL at all.
     """
+    if not isinstance(url, str):
+        raise ConfigurationError(f"a store URL is text, like 'sqlite:///jobs.db', not {type(url).__name__}")
     scheme, separator, _ = url.partition("://")
     scheme = scheme.partition("+")[0] if scheme not in EXTRAS else scheme
     if not separator or not scheme:
@@ -77,8 +80,24 @@ def _loader(scheme: str) -> Callable[[], object]:
 
 
 def open_store(url: str, *, clock: Clock | None = None, auto_upgrade: bool = False) -> JobStore:
-    """The store for a URL; opens nothing until first use."""
+    """The store for a URL; opens nothing until first use.
+
+    Raises:
+        UnknownScheme, MissingExtra, ConfigurationError: as `store_plugin`; or a clock that is none.
+    """
+    if clock is not None:
+        _check_clock(clock)
     return store_plugin(url).open(url, clock=clock, auto_upgrade=auto_upgrade)
+
+
+def _check_clock(clock: Clock) -> None:
+    if not isinstance(clock, Clock):
+        raise ConfigurationError(f"a clock has now(), which {type(clock).__name__} lacks")
+    now = clock.now()
+    if not isinstance(now, datetime) or now.utcoffset() is None:
+        raise ConfigurationError(
+            f"a clock's now() answers an aware datetime, like datetime.now(UTC), not {now!r}"
+        )
 
 
 def _unknown(scheme: str, installed: list[str]) -> str:

@@ -5,22 +5,51 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Final
 
-from ratchet.domain.job import DEFAULT_TIMEOUT
+from ratchet.domain.job import DEFAULT_TIMEOUT, MAX_RETRIES, MAX_TIMEOUT
+from ratchet.domain.options import check_text, clean_tags
 from ratchet.domain.priority import BOOST_INTERVAL
-from ratchet.errors import ConfigurationError
+from ratchet.errors import ConfigurationError, UsageError
 
 _ZERO: Final = timedelta()
 EXECUTORS: Final = ("threads", "async", "processes")
 
 
-def _positive(**values: timedelta) -> None:
-    for name, value in values.items():
-        if value <= _ZERO:
-            raise ConfigurationError(f"{name} must be longer than zero, not {value}")
+MOST_SLOTS: Final = 100_000
+MOST_BYTES: Final = 1024**3
+
+
+def _whole(name: str, value: object, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"{name} is a whole number, not {value!r}")
+    if not least <= value <= most:
+        raise ConfigurationError(f"{name} must lie between {least:,} and {most:,}, not {value}")
+
+
+def _duration(name: str, value: object, *, positive: bool = False) -> None:
+    if not isinstance(value, timedelta):
+        raise ConfigurationError(f"{name} is a timedelta, like timedelta(seconds=10), not {value!r}")
+    if value < _ZERO or (positive and not value):
+        raise ConfigurationError(
+            f"{name} must be {'longer than zero' if positive else '0 or longer'}, not {value}"
+        )
+    if value > MAX_TIMEOUT:
+        raise ConfigurationError(f"{name} may be {MAX_TIMEOUT.days:,} days at most, not {value}")
+
+
+def _number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigurationError(f"{name} is a number, not {value!r}")
+
+
+def _tags(name: str, value: frozenset[str]) -> frozenset[str]:
+    try:
+        return clean_tags(value)
+    except UsageError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +63,7 @@ class ExecutionSettings:
         batch_size: at most this many jobs per claim, and outcomes not yet written.
         ahead: claim in advance what short jobs are expected to start within this time.
         boost_interval: of priority ageing; zero switches it off.
-        require_tags: this node takes only jobs that carry all of these; none: any.
+        require_tags: this node takes only jobs that carry all of these (written as jobs' tags are); none: any.
         exclude_tags: this node takes no job that carries any of these.
     """
 
@@ -49,12 +78,12 @@ class ExecutionSettings:
 
     def __post_init__(self) -> None:
         for name in ("threads", "async_", "processes"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"execution.{name} cannot be negative")
-        if not 1 <= self.batch_size <= 1000:
-            raise ConfigurationError(
-                f"execution.batch_size must lie between 1 and 1000, not {self.batch_size}"
-            )
+            _whole(f"execution.{name}", getattr(self, name), 0, MOST_SLOTS)
+        _whole("execution.batch_size", self.batch_size, 1, 1000)
+        _duration("execution.ahead", self.ahead)
+        _duration("execution.boost_interval", self.boost_interval)
+        for name in ("require_tags", "exclude_tags"):
+            object.__setattr__(self, name, _tags(f"execution.{name}", getattr(self, name)))
         if not (self.threads or self.async_ or self.processes):
             raise ConfigurationError(
                 "a node needs at least one slot: set execution.threads, async_ or processes"
@@ -80,13 +109,19 @@ class NodeSettings:
     sweep: timedelta = timedelta(seconds=15)
 
     def __post_init__(self) -> None:
-        _positive(**{"node.heartbeat": self.heartbeat, "node.sweep": self.sweep})
+        _duration("node.heartbeat", self.heartbeat, positive=True)
+        _duration("node.sweep", self.sweep, positive=True)
+        _duration("node.orphan_grace", self.orphan_grace)
         if self.orphan_grace < timedelta(seconds=3):
             raise ConfigurationError(f"node.orphan_grace must be at least 3 s, not {self.orphan_grace}")
-        if self.max_crash_redeliveries < 0:
-            raise ConfigurationError("node.max_crash_redeliveries cannot be negative")
-        if self.name is not None and not self.name.strip():
-            raise ConfigurationError("node.name cannot be blank")
+        _whole("node.max_crash_redeliveries", self.max_crash_redeliveries, 0, MAX_RETRIES)
+        if self.name is not None:
+            try:
+                check_text("node name", self.name)
+            except UsageError as error:
+                raise ConfigurationError(f"node.name: {error}") from None
+            if not self.name.strip():
+                raise ConfigurationError("node.name cannot be blank")
 
     @property
     def heartbeat_interval(self) -> float:
@@ -114,7 +149,9 @@ class TimeoutSettings:
     grace: timedelta = _ZERO
 
     def __post_init__(self) -> None:
-        _positive(**{"timeouts.default": self.default})
+        _duration("timeouts.default", self.default, positive=True)
+        _duration("timeouts.grace", self.grace)
+        _number("timeouts.warn_at", self.warn_at)
         if not 0.0 < self.warn_at <= 1.0:
             raise ConfigurationError(f"timeouts.warn_at is a share between 0 and 1, not {self.warn_at}")
 
@@ -130,6 +167,10 @@ class PayloadSettings:
 
     arguments: int = 100 * 1024
     result: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        _whole("payload.arguments", self.arguments, 1, MOST_BYTES)
+        _whole("payload.result", self.result, 0, MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +191,18 @@ class PollingSettings:
     idle: float = 60.0
     idle_after: float = 300.0
 
+    def __post_init__(self) -> None:
+        most = MAX_TIMEOUT.total_seconds()
+        for name in ("burst", "fastest", "slowest", "idle", "idle_after"):
+            value = getattr(self, name)
+            _number(f"polling.{name}", value)
+            if not 0.0 < value <= most:
+                raise ConfigurationError(f"polling.{name} must be longer than 0 s and finite, not {value}")
+        if self.fastest > self.slowest:
+            raise ConfigurationError(
+                f"polling.fastest ({self.fastest} s) is longer than polling.slowest ({self.slowest} s)"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -160,3 +213,9 @@ class Settings:
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     payload: PayloadSettings = field(default_factory=PayloadSettings)
     polling: PollingSettings = field(default_factory=PollingSettings)
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value).__name__ != each.type:
+                raise ConfigurationError(f"{each.name} is a {each.type}(...), not {type(value).__name__}")

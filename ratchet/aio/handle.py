@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
+from ratchet.domain.options import seconds_of
 from ratchet.errors import JobPurged
 from ratchet.handle import result_of
 
@@ -74,6 +75,7 @@ class AsyncJobHandle(Generic[R_co]):
             JobPurged: it has been deleted.
             ResultNotStored: it succeeded with a result too large to keep.
             TimeoutError: it has not settled in time.
+            UsageError: a timeout that is negative or no number.
         """
         job = await self.wait(timeout)
         return cast("R_co", result_of(job, self._reader.decode))
@@ -85,7 +87,7 @@ class AsyncJobHandle(Generic[R_co]):
             JobPurged: it has been deleted.
             TimeoutError: it has not settled in time.
         """
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        seconds = None if timeout is None else seconds_of("timeout", timeout)
         if seconds is not None and seconds <= 0:
             job = await self._reader.get(self.id)
             if job is None:

@@ -17,10 +17,12 @@ from ratchet.aio.builder import AsyncJobBuilder
 from ratchet.aio.handle import AsyncJobHandle
 from ratchet.aio.query import AsyncJobQuery
 from ratchet.aio.watcher import Watcher
-from ratchet.builder import Arguments, Draft, call_site
+from ratchet.builder import Arguments, Draft, call_site, several, taken
+from ratchet.domain.options import check_id
 from ratchet.engine.node import STOP_TIMEOUT, Stopped
 from ratchet.errors import UsageError
 from ratchet.scheduler import Scheduler
+from ratchet.scheduler.parts import check_listener
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -216,7 +218,7 @@ class AsyncScheduler:
             As `enqueue_many`; every builder can be submitted again then.
         """
         with ExitStack() as stack:
-            drafts = [stack.enter_context(each.taken()) for each in builders]
+            drafts = [stack.enter_context(taken(each)) for each in several("builders", builders)]
             handles = await self._bridge.run(lambda: self.scheduler._insert(drafts, None))
         return [self._twin(each) for each in handles]
 
@@ -228,7 +230,7 @@ class AsyncScheduler:
 
     def handle(self, job_id: UUID) -> AsyncJobHandle[Any]:
         """A handle for a job that was submitted elsewhere or earlier; nothing is read yet."""
-        return AsyncJobHandle(job_id, False, self)  # noqa: FBT003 - a field by position
+        return AsyncJobHandle(check_id(job_id), False, self)  # noqa: FBT003 - a field by position
 
     # -- control
 
@@ -274,7 +276,8 @@ class AsyncScheduler:
             NotReplaceable: it is not PENDING, PAUSED or WAITING, or unknown.
             DuplicateBusinessKey: the builder's own key is held; the old job is unchanged.
         """
-        with builder.taken() as draft:
+        check_id(job_id)
+        with taken(builder) as draft:
             return self._twin(await self._bridge.run(partial(self.scheduler._replace, job_id, draft)))
 
     # -- reading
@@ -316,6 +319,7 @@ class AsyncScheduler:
         """
         if not inspect.iscoroutinefunction(listener):
             return self.scheduler.add_listener(listener, *types)
+        check_listener(listener, types)
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -17,8 +17,16 @@ class PrefixPolicy:
     def __init__(self, prefixes: Iterable[str] = ()) -> None:
         if isinstance(prefixes, str):
             raise ConfigurationError(f"allow takes a list of module prefixes: write allow=[{prefixes!r}]")
+        if not isinstance(prefixes, Iterable):
+            raise ConfigurationError(
+                f"allow takes a list of module prefixes, like allow=['shop'], not {type(prefixes).__name__}"
+            )
         self.prefixes = tuple(prefixes)
         for prefix in self.prefixes:
+            if not isinstance(prefix, str):
+                raise ConfigurationError(
+                    f"allow takes module names as text, like allow=['shop'], not {type(prefix).__name__}"
+                )
             if not all(part.isidentifier() for part in prefix.split(".")):
                 raise ConfigurationError(
                     f"{prefix!r} is not a module name; allow takes names like 'shop.jobs'"

@@ -28,6 +28,10 @@ class JobType(StrEnum):
 
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+MAX_TIMEOUT = timedelta(days=10_000)
+"""Of one execution. Some 27 years: whatever is longer is a mistake, and a wait for it overflows."""
+MAX_RETRIES = 2**31 - 1
+"""What a 32-bit column holds."""
 MAX_KEY = 255
 MAX_TAG = 64
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Final, TypedDict
+from uuid import UUID
 
-from ratchet.domain.job import MAX_KEY, MAX_TAG
+from ratchet.domain.job import MAX_KEY, MAX_RETRIES, MAX_TAG, MAX_TIMEOUT
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import Backoff
 from ratchet.errors import UsageError
@@ -40,9 +41,9 @@ class JobOptions:
 
     Attributes:
         priority: LOWEST to CRITICAL (default NORMAL).
-        max_retries: further executions after the first (default 0).
+        max_retries: further executions after the first (default 0, at most 2**31 - 1).
         backoff: the delay before each (default none).
-        timeout: of one execution (default 30 minutes).
+        timeout: of one execution (default 30 minutes, at most 10,000 days).
         tags: trimmed, lower-cased, blanks dropped; at most 64 characters each.
         executor: ``threads``, ``async`` or ``processes`` (default by the function's kind).
         resource: the name of a limited resource.
@@ -71,10 +72,17 @@ class JobOptions:
             or self.max_retries < 0
         ):
             raise UsageError(f"max_retries must be a whole number, 0 or more, not {self.max_retries!r}")
+        if self.max_retries is not None and self.max_retries > MAX_RETRIES:
+            raise UsageError(f"max_retries may be {MAX_RETRIES:,} at most, not {self.max_retries}")
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
             raise UsageError("backoff must be made with Backoff.fixed(...) or Backoff.exponential(...)")
         if self.timeout is not None and (not isinstance(self.timeout, timedelta) or self.timeout <= _ZERO):
             raise UsageError(f"timeout must be a timedelta longer than zero, not {self.timeout!r}")
+        if self.timeout is not None and self.timeout > MAX_TIMEOUT:
+            raise UsageError(f"timeout may be {MAX_TIMEOUT.days:,} days at most, not {self.timeout}")
+        for name in ("resource", "principal"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
         if self.executor is not None and self.executor not in ("threads", "async", "processes"):
             raise UsageError(f"executor must be 'threads', 'async' or 'processes', not {self.executor!r}")
         object.__setattr__(self, "tags", clean_tags(self.tags))
@@ -109,6 +117,8 @@ def clean_tags(tags: Iterable[str]) -> frozenset[str]:
     """
     if isinstance(tags, str):
         raise UsageError(f"tags takes several texts; write tags=[{tags!r}]")
+    if not isinstance(tags, Iterable):
+        raise UsageError(f"tags takes several texts, like tags=['nightly'], not {type(tags).__name__}")
     found = set()
     for tag in tags:
         check_text("tag", tag, MAX_TAG, strip=True)
@@ -155,4 +165,16 @@ def seconds_of(what: str, duration: object) -> float:
         raise UsageError(f"{_a(what)} is a number of seconds or a timedelta, not {type(duration).__name__}")
     if not seconds >= 0:
         raise UsageError(f"{_a(what)} cannot be {duration}; it is 0 s or longer")
-    return min(float(seconds), _LONGEST_WAIT)
+    return float(min(seconds, _LONGEST_WAIT))
+
+
+def check_id(job_id: object) -> UUID:
+    """A job's id as every store takes it.
+
+    Raises:
+        UsageError: it is no UUID; for text with the remedy.
+    """
+    if isinstance(job_id, UUID):
+        return job_id
+    remedy = f"; write UUID({job_id[:40]!r})" if isinstance(job_id, str) else ""
+    raise UsageError(f"a job's id is a UUID, not {type(job_id).__name__}{remedy}")

@@ -14,6 +14,8 @@ _ZERO: Final = timedelta()
 _MICROSECOND: Final = timedelta(microseconds=1)
 MAX_DELAY: Final = timedelta(hours=24)
 EXPONENT_CAP: Final = 20
+_FOR_EVER: Final = timedelta(days=3_000_000)
+"""Beyond year 9999 from any instant, and yet short enough to be told in seconds, as a child process does."""
 _MAX_SECONDS: Final = timedelta.max.total_seconds()
 
 
@@ -44,6 +46,12 @@ class Backoff:
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
+        for delay in (self.base, self.max_delay):
+            _check_delay(delay)
+        for name in ("factor", "jitter"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise UsageError(f"a back-off's {name} is a number, not {type(value).__name__}")
         if self.base < _ZERO or self.max_delay < _ZERO:
             raise UsageError("a back-off delay cannot be negative")
         if not 1.0 <= self.factor < float("inf"):
@@ -59,6 +67,7 @@ class Backoff:
     @classmethod
     def fixed(cls, delay: timedelta, *, jitter: float = 0.0) -> Backoff:
         """Always the same delay."""
+        _check_delay(delay)
         return cls(BackoffKind.FIXED, delay, max_delay=max(delay, MAX_DELAY), jitter=jitter)
 
     @classmethod
@@ -115,6 +124,13 @@ class Backoff:
             float(factor),
             int(max_delay) * _MICROSECOND,
             float(jitter),
+        )
+
+
+def _check_delay(delay: object) -> None:
+    if not isinstance(delay, timedelta):
+        raise UsageError(
+            f"a back-off delay is a timedelta, like timedelta(seconds=5), not {type(delay).__name__}"
         )
 
 
@@ -190,7 +206,7 @@ def retry_after(error: BaseException) -> timedelta | None:
     if not issubclass(type(error), RetryAfter):
         return None
     delay = _part(error, "delay")
-    return max(delay, _ZERO) if isinstance(delay, timedelta) else None
+    return min(max(delay, _ZERO), _FOR_EVER) if isinstance(delay, timedelta) else None
 
 
 def answers_request(error: BaseException, attempt_token: object) -> bool:

@@ -50,6 +50,7 @@ log = logging.getLogger("ratchet.engine")
 STALE_AFTER: Final = 1.0
 """Seconds since the claim call was sent after which the job is read again before it runs (section 5)."""
 
+LEAST_DEFERRAL: Final = timedelta(seconds=1)
 PERMIT_DELAY: Final = timedelta(seconds=5)
 MAX_ERROR: Final = 2_000
 TOO_LARGE: Final = '{"__ratchet__":"result-too-large","size":%d}'
@@ -180,6 +181,7 @@ class Pipeline:
         self.store, self.targets, self.codec = store, targets, codec
         self.sanitize, self.retry_policy, self.resilience = sanitize, retry_policy, resilience
         self.bus, self.node = bus, node
+        self._floor_told = False
         self._result_limit = settings.payload.result
         self._none = codec.encode_value(None, what="result")
 
@@ -208,10 +210,21 @@ class Pipeline:
         service = attempt.target.service if attempt.target is not None else None
         wait = self.resilience.retry_delay(service)
         if wait is not None:
-            return deferred(f"circuit breaker of {service} is open", max(wait, timedelta()))
+            return deferred(f"circuit breaker of {service} is open", self._floored(wait))
         if claim.resource is not None:
             return deferred(f"resource {claim.resource!r} is not configured", PERMIT_DELAY)
         return None
+
+    def _floored(self, wait: timedelta) -> timedelta:
+        """A gate that is closed for no time at all would be asked again at once, hundreds of times a second."""
+        if wait > timedelta():
+            return wait
+        if not self._floor_told:
+            self._floor_told = True
+            log.warning(
+                "the resilience strategy defers a job by %s; at least %s is waited", wait, LEAST_DEFERRAL
+            )
+        return LEAST_DEFERRAL
 
     def _recheck(self, attempt: Attempt) -> Outcome | None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from ratchet.builder import check_builder
 from ratchet.domain.events import (
     JobCanceled,
     JobCanceling,
@@ -15,9 +16,10 @@ from ratchet.domain.events import (
     JobsBulkRetried,
 )
 from ratchet.domain.lifecycle import CANCELABLE, REPLACEABLE, Status, Trigger
-from ratchet.domain.options import JobOptions
+from ratchet.domain.options import JobOptions, check_id
 from ratchet.domain.settlement import Change, Settlement, Submit
 from ratchet.errors import DuplicateIdempotencyKey, NotReplaceable, UsageError
+from ratchet.query import check_limit, checked
 from ratchet.scheduler.submission import Submitting
 from ratchet.spi.store import Applied, OnConflict, Refused, Selected, Selection, Settled
 
@@ -37,6 +39,7 @@ class Controlling(Submitting):
         Returns:
             True if it is canceled now; False if it had settled, was canceled before, or is unknown.
         """
+        check_id(job_id)
         with self._bus.ahead(job_id) as publish:
             while True:
                 answer = self.store.settle(Settlement(Change(Trigger.CANCEL, job_id)))
@@ -118,10 +121,10 @@ class Controlling(Submitting):
             DuplicateBusinessKey: under ``abort``, with the conflicting ids.
             UsageError: a limit outside 1 to 1000.
         """
+        check_limit(limit)
+        selection = checked(selection)
         with self._bus.ahead() as publish:
-            chosen = self.store.apply_where(
-                selection or Selection(), Trigger.REQUEUE, limit=limit, on_conflict=on_conflict
-            )
+            chosen = self.store.apply_where(selection, Trigger.REQUEUE, limit=limit, on_conflict=on_conflict)
             for job_id in chosen.ids:
                 self._tell(publish, JobRequeued, job_id, chosen.now)
             if chosen.ids and self._bus.active:
@@ -132,6 +135,7 @@ class Controlling(Submitting):
         return chosen
 
     def _apply(self, trigger: Trigger, job_id: UUID, event: type[JobEvent]) -> Applied | Refused:
+        check_id(job_id)
         with self._bus.ahead(job_id) as publish:
             answer = self.store.apply(Change(trigger, job_id))
             if isinstance(answer, Applied):
@@ -146,7 +150,10 @@ class Controlling(Submitting):
         Raises:
             NotReplaceable: it is not PENDING, PAUSED or WAITING, or unknown.
             DuplicateBusinessKey: the builder's own key is held; the old job is unchanged.
+            UsageError: no builder, or none of this scheduler's kind.
         """
+        check_id(job_id)
+        check_builder(builder)
         with builder.taken() as draft:
             return self._replace(job_id, draft)
 

@@ -18,6 +18,8 @@ from ratchet.defaults.policy import PrefixPolicy
 from ratchet.defaults.resilience import PassThrough
 from ratchet.defaults.resolver import RegisteredServices
 from ratchet.defaults.retry import DefaultRetryPolicy
+from ratchet.domain.events import JobEvent, JobsBulkRetried
+from ratchet.domain.options import check_id
 from ratchet.engine.attempt import Pipeline
 from ratchet.engine.bus import Bus, Subscription
 from ratchet.engine.ending import Waiters
@@ -27,21 +29,20 @@ from ratchet.handle import JobHandle
 from ratchet.query import JobQuery
 from ratchet.settings import Settings
 from ratchet.spi.capabilities import PROTOCOLS, Capability, WakeUps
+from ratchet.spi.codec import PayloadCodec
+from ratchet.spi.coordinator import ClusterCoordinator
+from ratchet.spi.policy import TargetPolicy
+from ratchet.spi.resilience import ResilienceStrategy
+from ratchet.spi.resolver import ServiceResolver
+from ratchet.spi.retry import RetryPolicy
+from ratchet.spi.sanitizer import ErrorSanitizer
+from ratchet.spi.store import JobStore
 
 if TYPE_CHECKING:
-    from ratchet.domain.events import JobEvent
     from ratchet.domain.job import Job
     from ratchet.domain.options import JobOptions
     from ratchet.engine.child_process import ChildProcess
     from ratchet.engine.node import Node
-    from ratchet.spi.codec import PayloadCodec
-    from ratchet.spi.coordinator import ClusterCoordinator
-    from ratchet.spi.policy import TargetPolicy
-    from ratchet.spi.resilience import ResilienceStrategy
-    from ratchet.spi.resolver import ServiceResolver
-    from ratchet.spi.retry import RetryPolicy
-    from ratchet.spi.sanitizer import ErrorSanitizer
-    from ratchet.spi.store import JobStore
 
 
 class Parts:
@@ -64,19 +65,32 @@ class Parts:
         from ratchet.defaults.codec import JsonCodec
         from ratchet.defaults.sanitizer import DefaultErrorSanitizer, safe_sanitize
 
+        _check_store(store)
+        if settings is not None and not isinstance(settings, Settings):
+            raise ConfigurationError(f"settings is a Settings(...), not {type(settings).__name__}")
+        for what, part, kind in (
+            ("policy", policy, TargetPolicy),
+            ("codec", codec, PayloadCodec),
+            ("sanitizer", sanitizer, ErrorSanitizer),
+            ("retry_policy", retry_policy, RetryPolicy),
+            ("resilience", resilience, ResilienceStrategy),
+            ("services", services, ServiceResolver),
+            ("coordinator", coordinator, ClusterCoordinator),
+        ):
+            _check_part(what, part, kind)
         self.store = store
         self.settings = Settings() if settings is None else settings
         self._own_policy = PrefixPolicy(allow)
         if policy is not None and self._own_policy.prefixes:
             raise ConfigurationError("give either allow=[...] or policy=..., not both")
-        self.policy: TargetPolicy = policy or self._own_policy
-        self.services = services or RegisteredServices()
+        self.policy: TargetPolicy = self._own_policy if policy is None else policy
+        self.services = RegisteredServices() if services is None else services
         self.targets = Targets(self.policy, self.services)
-        self.codec: PayloadCodec = codec or JsonCodec(allows=self.policy.allows_module)
-        self.sanitizer = sanitizer or DefaultErrorSanitizer()
+        self.codec: PayloadCodec = JsonCodec(allows=self.policy.allows_module) if codec is None else codec
+        self.sanitizer = DefaultErrorSanitizer() if sanitizer is None else sanitizer
         self._sanitize = partial(safe_sanitize, self.sanitizer)
-        self.retry_policy = retry_policy or DefaultRetryPolicy()
-        self.resilience = resilience or PassThrough()
+        self.retry_policy = DefaultRetryPolicy() if retry_policy is None else retry_policy
+        self.resilience = PassThrough() if resilience is None else resilience
         self._given_coordinator = coordinator
         self._speaker: ClusterCoordinator | None = None
         self._job_defaults: dict[str, JobOptions] = {}
@@ -99,7 +113,7 @@ class Parts:
 
     def get(self, job_id: UUID) -> Job | None:
         """The stored job as it is now; None if unknown."""
-        return self.store.get(job_id)
+        return self.store.get(check_id(job_id))
 
     def add_listener(self, listener: Callable[[Any], object], *types: type) -> Subscription:
         """Call `listener(event)` for events of these types (none: all), on a thread of its own.
@@ -108,8 +122,10 @@ class Parts:
             The subscription; `close` it to stop.
 
         Raises:
-            UsageError: the listener is an ``async def``, which nobody would await here.
+            UsageError: the listener is an ``async def``, which nobody would await here, or cannot be called
+                with one event; or the types are no event types.
         """
+        check_listener(listener, types)
         if inspect.iscoroutinefunction(listener):
             raise UsageError(
                 "a listener is an ordinary function; AsyncScheduler.add_listener takes an async def"
@@ -121,7 +137,7 @@ class Parts:
 
     def handle(self, job_id: UUID) -> JobHandle[Any]:
         """A handle for a job that was submitted elsewhere or earlier; nothing is read yet."""
-        return self._handle(job_id, created=False)
+        return self._handle(check_id(job_id), created=False)
 
     @property
     def node(self) -> Node | None:
@@ -209,6 +225,46 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _check_store(store: object) -> None:
+    if not isinstance(store, JobStore):
+        remedy = f"; write Scheduler.from_url({store!r})" if isinstance(store, str) else ""
+        raise ConfigurationError(f"{type(store).__name__} is no store{remedy}")
+
+
+def _check_part(what: str, part: object, kind: type) -> None:
+    """A part without the methods that it is to have is told of at once, not by the first job."""
+    if part is None or isinstance(part, kind):
+        return
+    words = [name for name in vars(kind) if not name.startswith("_")]
+    lacking = ", ".join(name for name in words if not hasattr(part, name))
+    raise ConfigurationError(f"{what}: a {type(part).__name__} is no {kind.__name__}; it lacks {lacking}")
+
+
+def check_listener(listener: object, types: tuple[object, ...]) -> None:
+    """Refuse what could never hear an event.
+
+    Raises:
+        UsageError: not callable with one argument, or a type that is none of an event.
+    """
+    if not callable(listener):
+        raise UsageError(f"a listener is a function of one event, not {type(listener).__name__}")
+    try:
+        signature = inspect.signature(listener)
+    except ValueError:  # some built-in functions tell none
+        signature = None
+    if signature is not None:
+        try:
+            signature.bind(None)
+        except TypeError as error:
+            name = getattr(listener, "__qualname__", type(listener).__qualname__)
+            raise UsageError(f"a listener is called with one event, but {name}{signature}: {error}") from None
+    for each in types:
+        if not isinstance(each, type) or not issubclass(each, (JobEvent, JobsBulkRetried)):
+            raise UsageError(
+                f"the types of a listener are classes of events, like JobCompleted, not {each!r}"
+            )
 
 
 def _check_capabilities(store: JobStore) -> None:

@@ -16,6 +16,8 @@ from ratchet.builder import (
     call_site,
     check_when,
     key_of,
+    several,
+    taken,
 )
 from ratchet.defaults.resolver import RegisteredServices
 from ratchet.domain.options import JobOptions, OptionWords
@@ -198,7 +200,7 @@ class Submitting(Parts):
             As `enqueue_many`; every builder can be submitted again then.
         """
         with ExitStack() as stack:
-            drafts = [stack.enter_context(each.taken()) for each in builders]
+            drafts = [stack.enter_context(taken(each)) for each in several("builders", builders)]
             return self._insert(drafts, unit)
 
     def _draft(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
@@ -227,7 +229,7 @@ class Submitting(Parts):
         business_key: Callable[..., str | None] | None,
     ) -> list[Draft]:
         drafts: list[Draft] = []
-        for entry in arguments:
+        for entry in several("arguments", arguments):
             args, kwargs = as_arguments(entry)
             draft = self._draft(func, args, kwargs)
             if options is not None:

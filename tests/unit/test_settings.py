@@ -64,12 +64,16 @@ def test_intervals_follow_the_grace() -> None:
 
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
-    (ExecutionSettings, {"threads": -1}, "execution.threads cannot be negative"),
-    (ExecutionSettings, {"batch_size": 0}, "execution.batch_size must lie between 1 and 1000, not 0"),
+    (ExecutionSettings, {"threads": -1}, "execution.threads must lie between 0 and 100,000, not -1"),
+    (ExecutionSettings, {"batch_size": 0}, "execution.batch_size must lie between 1 and 1,000, not 0"),
     (ExecutionSettings, {"threads": 0, "async_": 0}, "a node needs at least one slot"),
     (NodeSettings, {"orphan_grace": timedelta(seconds=2)}, "node.orphan_grace must be at least 3 s"),
     (NodeSettings, {"heartbeat": timedelta(0)}, "node.heartbeat must be longer than zero"),
-    (NodeSettings, {"max_crash_redeliveries": -1}, "node.max_crash_redeliveries cannot be negative"),
+    (
+        NodeSettings,
+        {"max_crash_redeliveries": -1},
+        "node.max_crash_redeliveries must lie between 0",
+    ),
     (NodeSettings, {"name": " "}, "node.name cannot be blank"),
     (TimeoutSettings, {"default": timedelta(0)}, "timeouts.default must be longer than zero"),
     (TimeoutSettings, {"warn_at": 1.5}, "timeouts.warn_at is a share between 0 and 1, not 1.5"),

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     except KeyboardInterrupt:
+        print("ratchet: interrupted", file=sys.stderr)
         return 130
     except Exception as error:  # noqa: BLE001 - the last frame of a command: a sentence, never a traceback
         if debug:
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         code, sentence = _told(error)
-        print(f"ratchet: {sentence}", file=sys.stderr)
+        from ratchet.cli.plain import plain
+
+        print(f"ratchet: {plain(sentence)}", file=sys.stderr)
         return code
 
 
@@ -78,7 +81,7 @@ def _told(error: Exception) -> tuple[int, str]:
     if isinstance(error, (UsageError, ConfigurationError)):
         return USAGE, sentence
     if isinstance(error, RatchetError):
-        return ERROR, sentence
+        return getattr(error, "exit_code", ERROR), sentence
     return (
         ERROR,
         f"unexpected {type(error).__name__}: {sentence} (run it again with --debug for the traceback)",

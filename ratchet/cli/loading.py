@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
+from typing import Final
 
 from ratchet.errors import ConfigurationError, RatchetError
 from ratchet.scheduler import Scheduler
@@ -21,6 +23,12 @@ class AppNotFound(ConfigurationError):
 
 class AppFailed(RatchetError):
     """The application's own module raised while it was imported."""
+
+
+class AppInterrupted(RatchetError):
+    """A KeyboardInterrupt, of somebody's Ctrl-C or of the module's own, while the application was imported."""
+
+    exit_code: Final = 130
 
 
 def load_scheduler(app: str, app_dir: Path | None = None) -> Scheduler:
@@ -52,11 +60,24 @@ def load_scheduler(app: str, app_dir: Path | None = None) -> Scheduler:
             raise AppNotFound(f"module {module_name!r} has no {attribute!r}{_offer(module_name)}")
         found = getattr(found, part)
     if not isinstance(found, Scheduler) and callable(found):
+        _check_maker(app, found)
         with _own_failures(module_name, f"{attribute}()"):
             found = found()
     if not isinstance(found, Scheduler):
         raise AppNotFound(f"{app} is not a Scheduler but {type(found).__name__}{_offer(module_name)}")
     return found
+
+
+def _check_maker(app: str, found: Callable[..., object]) -> None:
+    """Refuse to call what is no function without arguments; it might do anything."""
+    try:
+        signature = inspect.signature(found)
+        signature.bind()
+    except (TypeError, ValueError) as error:
+        raise AppNotFound(
+            f"{app} is no Scheduler, nor a function without arguments that makes one ({error}); "
+            "write MODULE:NAME, like shop.jobs:scheduler"
+        ) from None
 
 
 def _dotted(path: str) -> str:
@@ -87,12 +108,25 @@ def _own_failures(module_name: str, doing: str) -> Iterator[None]:
     """Say which line of the application raised; what Ratchet itself raises says it already."""
     try:
         yield
-    except (RatchetError, KeyboardInterrupt):
+    except RatchetError:
         raise
+    except KeyboardInterrupt as error:
+        raise AppInterrupted(f"interrupted while {module_name} was {doing}{_place(error)}") from error
     except BaseException as error:
-        frames = [each for each in extract_tb(error.__traceback__) if "importlib" not in each.filename]
-        where = f" at {frames[-1].filename}:{frames[-1].lineno}" if len(frames) > 1 else ""
+        where = _place(error)
         raise AppFailed(f"{module_name}, {doing}, raised {type(error).__name__}: {error}{where}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where in the application it came from; empty if nowhere there."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f" at {error.filename}:{error.lineno}"
+    frames = [
+        each
+        for each in extract_tb(error.__traceback__)
+        if "importlib" not in each.filename and each.filename != __file__
+    ]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def overridden(

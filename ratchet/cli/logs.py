@@ -8,11 +8,16 @@ import sys
 import time
 from typing import Final
 
+from ratchet.cli.plain import plain
+
 _NAMES: Final = ("job_id", "job_attempt", "job_node")
 
 
 class HumanFormatter(logging.Formatter):
-    """``2030-01-31 12:00:00.123 WARNING shop.jobs [job 0190... attempt 2 on web-1] message``."""
+    """``2030-01-31 12:00:00.123 WARNING shop.jobs [job 0190... attempt 2 on web-1] message``.
+
+    Control characters are written out: a message may repeat what a job was given by a stranger.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """One record; its traceback below it."""
@@ -23,7 +28,7 @@ class HumanFormatter(logging.Formatter):
             f"{moment}.{int(record.msecs):03d} {record.levelname:<7} {record.process} {record.name}{where} "
             f"{record.getMessage()}"
         )
-        return "\n".join([line, *_traces(self, record)])
+        return plain("\n".join([line, *_traces(self, record)]))
 
 
 class JsonFormatter(logging.Formatter):

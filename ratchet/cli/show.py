@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from ratchet.cli.plain import plain
 from ratchet.domain.job import Job
 from ratchet.domain.lifecycle import Execution
 from ratchet.spi.store import Health, Node
@@ -26,7 +27,7 @@ def say(document: Mapping[str, object]) -> None:
 
 def line(text: str) -> None:
     """Write one line for a person."""
-    sys.stdout.write(text + "\n")
+    sys.stdout.write(plain(text).replace("\n", "\\n") + "\n")
     sys.stdout.flush()
 
 
@@ -39,15 +40,17 @@ def console() -> Console:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; text is shown as it is, never as markup."""
+    """Print a table; text is shown as it is, never as markup, and no terminal obeys it."""
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    shown = Table(
+        title=Text(plain(title)), title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for column in columns:
         shown.add_column(column, overflow="fold")
     for row in rows:
-        shown.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        shown.add_row(*(Text("" if cell is None else plain(str(cell))) for cell in row))
     console().print(shown)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -14,6 +15,7 @@ import pytest
 
 from ratchet import Priority, Scheduler
 from ratchet.cli import main
+from ratchet.cli.logs import HumanFormatter
 from ratchet.domain.lifecycle import Status
 from tests.cli import cli_jobs
 
@@ -314,3 +316,24 @@ def test_table_cells_are_never_markup(cli: Cli) -> None:
     code, out, _ = cli("jobs", "list")
     assert code == 0
     assert "[red]x[/red]" in out
+
+
+def test_no_terminal_obeys_a_job(cli: Cli) -> None:
+    """What a job says (error, tag, key) is shown with its control characters written out, in every command."""
+    said = "\x1b[31mred\x9b2J\u202egnp"
+    with cli.scheduler as running:
+        builder = running.enqueue(cli_jobs.boom, said).with_tags(said).with_business_key(said)
+        job_id = str(builder.submit().wait(20).id)
+    for words in (("dlq", "list"), ("jobs", "list"), ("jobs", "show", job_id), ("dlq", "retry", "--all")):
+        code, out, err = cli(*words)
+        assert code == 0, err
+        assert not set(out) & {"\x1b", "\x9b", "\u202e"}, ascii(out)
+    code, out, err = cli("jobs", "list", "--status", said)
+    assert "\x1b" not in out + err
+
+
+def test_log_lines_write_control_characters_out() -> None:
+    """A worker's log line about a job shows what the job said, and a terminal does not obey it."""
+    record = logging.LogRecord("shop", logging.ERROR, "", 1, "bad \x1b]0;title\x07", None, None)
+    line = HumanFormatter().format(record)
+    assert line.endswith(r"bad \x1b]0;title\x07")

@@ -225,6 +225,8 @@ def test_a_locked_database_does_not_hold_up_the_end(world: World) -> None:
         ("tests.cli.cli_jobs:missing", "has no 'missing'"),
         ("tests.cli.cli_jobs:NOT_A_SCHEDULER", "is not a Scheduler"),
         ("tests.cli.cli_jobs:nothing_allowed", "nothing may be executed"),
+        ("os:system", "function without arguments"),
+        ("tests.cli.cli_jobs:add", "missing a required argument: 'one'"),
     ],
 )
 def test_a_wrong_app_is_told_in_one_sentence(world: World, run_cli: Run, app: str, says: str) -> None:
@@ -256,6 +258,25 @@ def test_an_app_that_raises_is_an_error_with_its_line(world: World, run_cli: Run
     assert "hunter2" not in done.stderr
     debugged = run_cli("worker", "sad:scheduler", "--app-dir", str(tmp_path), "--debug")
     assert "Traceback" in debugged.stderr
+
+
+def test_a_syntax_error_is_told_with_its_own_line(world: World, run_cli: Run, tmp_path: Path) -> None:
+    """An application that cannot be compiled: the sentence names its file and line, not ours."""
+    (tmp_path / "sad.py").write_text("x = 1\ndef (\n", encoding="ascii")
+    done = run_cli("worker", "sad:scheduler", "--app-dir", str(tmp_path))
+    assert (done.returncode, is_one_sentence(done.stderr)) == (1, True), done.stderr
+    assert "SyntaxError" in done.stderr
+    assert "sad.py:2" in done.stderr
+    assert "loading.py" not in done.stderr
+
+
+def test_an_interrupted_import_is_told(world: World, run_cli: Run, tmp_path: Path) -> None:
+    """A KeyboardInterrupt while the application is imported ends with 130, and says where."""
+    (tmp_path / "sad.py").write_text("raise KeyboardInterrupt\n", encoding="ascii")
+    done = run_cli("worker", "sad:scheduler", "--app-dir", str(tmp_path))
+    assert (done.returncode, is_one_sentence(done.stderr)) == (130, True), done.stderr
+    assert "interrupted while sad was being imported" in done.stderr
+    assert "sad.py:1" in done.stderr
 
 
 def test_an_app_that_imports_what_is_missing_is_an_error(world: World, run_cli: Run, tmp_path: Path) -> None:

@@ -80,8 +80,6 @@ def tests(session: nox.Session) -> None:
     _install(session, "-e", ".[all,test]")
     narrow = [] if session.python == FULL else ["--stores=memory", "-m", "not storm", "tests"]
     session.run("python", "-m", "pytest", *narrow, *session.posargs)
-    if narrow and not session.posargs:  # on 3.11 this is the conformance session's
-        session.run("python", "-m", "pytest", "--pyargs", "conformance_tests", "--ratchet-url", "memory://")
 
 
 @nox.session(python=FULL)

@@ -161,6 +161,11 @@ class Bus:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
 
+    def close(self) -> None:
+        """End every subscription; what is queued is still delivered."""
+        for subscription in self._subscriptions:
+            subscription.close()
+
     def remove(self, subscription: Subscription) -> None:
         """Take a listener out."""
         with self._lock:

@@ -166,6 +166,7 @@ class Scheduler(Controlling):
         self.stop()
         if self._speaker is not None:
             self._speaker.close()
+        self._bus.close()
         self.store.close()
 
     def __enter__(self) -> Self:

@@ -97,7 +97,9 @@ class Forking:
         return [(e.scheduled_time - e.at).total_seconds() for e in events if isinstance(e, JobRetrying)]
 
     def submit_in_a_loop(self) -> None:
-        while not self.stop.wait(0.01):
+        while not self.stop.wait(
+            0.01 if len(self.looped) < 200 else 0.5
+        ):  # a slow machine need not run thousands
             self.looped.append(self.scheduler.enqueue_now(work, "loop", self.folder).id)
 
     def fork(self, number: int) -> int:

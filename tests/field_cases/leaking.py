@@ -163,14 +163,15 @@ class Series:
 
     def cancel(self, ids: list[UUID]) -> None:
         """A third at once, most of them before they run; the others while they run."""
-        waiting = [job_id for job_id in ids if ids.index(job_id) % 3 or not self.node.cancel(job_id)]
-        while waiting:
-            running = [job_id for job_id in waiting if self.status(job_id) is Status.RUNNING]
-            for job_id in running:
+        waiting = {job_id for place, job_id in enumerate(ids) if place % 3 or not self.node.cancel(job_id)}
+
+        def all_canceled() -> bool:
+            for job_id in [each for each in waiting if self.status(each) is Status.RUNNING]:
                 self.node.cancel(job_id)
                 waiting.remove(job_id)
-            if not running:
-                threading.Event().wait(0.005)  # between two looks
+            return not waiting
+
+        wait_until(all_canceled, 60, "all were cancelled")
 
     def status(self, job_id: UUID) -> Status | None:
         job = self.node.get(job_id)

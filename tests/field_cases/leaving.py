@@ -61,7 +61,9 @@ async def leave(folder: str, number: int) -> int:
 def main(url: str, folder: str, how: str) -> int:
     """Run five such jobs and end the process: after `stop`, without it, on an application's loop, in children."""
     logging.basicConfig(level=logging.INFO)
-    scheduler = Scheduler.from_url(url, allow=[MODULE], settings=quick_settings(processes=how == "processes"))
+    scheduler = Scheduler.from_url(
+        url, allow=[MODULE], settings=quick_settings(processes=int(how == "processes"))
+    )
     options = "processes" if how == "processes" else "async"
 
     def submit() -> list[int]:

@@ -30,7 +30,8 @@ from ratchet import (
 from tests.field_cases.exact import KINDS, Once, Recorder, slots, submitter
 from tests.field_cases.kit import SCALE, Gates, Ledger, Row, stays, wait_until
 
-pytestmark = pytest.mark.field_case("F47")
+# What is shown is the engine's: the embedded stores are enough.
+pytestmark = [pytest.mark.field_case("F47"), pytest.mark.stores("memory", "sqlite")]
 
 SECOND: Final = 0.2
 TIMEOUT: Final = timedelta(seconds=SECOND)

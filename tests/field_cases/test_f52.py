@@ -22,7 +22,8 @@ from tests.field_cases.kit import SCALE, append, wait_until
 from tests.field_cases.stage import Stage
 from tests.field_cases.worker import ROOT
 
-pytestmark = pytest.mark.field_case("F52")
+# What is shown is the engine's: the embedded stores are enough.
+pytestmark = [pytest.mark.field_case("F52"), pytest.mark.stores("memory", "sqlite")]
 
 HANG: Final = timedelta(seconds=1)
 

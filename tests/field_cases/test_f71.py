@@ -215,8 +215,13 @@ class Unprintable(Exception):
         raise RuntimeError("not even this")
 
 
-def wrong_signature() -> None:
-    """Takes nothing, and is given two arguments."""
+def takes_nothing() -> None:
+    """What `wrong_signature` has become."""
+
+
+def wrong_signature(*given: Any) -> None:
+    """Passes the check at submission, and takes nothing when it is called: as after a deployment that changed it."""
+    takes_nothing(*given)
 
 
 def call_raises(context: Any, argument: Any) -> None:

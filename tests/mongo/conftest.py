@@ -1,0 +1,59 @@
+"""Fixtures of the MongoDB store's own tests: a server, a database of this test's own, and stores on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.conftest import NOT_RUN
+from tests.mongo import servers
+
+
+def server_or_skip(*, standalone: bool = False) -> servers.Server:
+    """The shared server; without one the test is NOT RUN, with the reason."""
+    try:
+        return servers.shared(standalone=standalone)
+    except servers.NoServer as reason:
+        pytest.skip(f"{NOT_RUN}mongodb: {reason}")
+
+
+@pytest.fixture
+def mongo_url() -> str:
+    """The URL of an empty database."""
+    try:
+        return servers.database_url(f"t{uuid4().hex}")
+    except servers.NoServer as reason:
+        pytest.skip(f"{NOT_RUN}mongodb: {reason}")
+
+
+@pytest.fixture
+def own_server() -> Iterator[servers.Server]:
+    """A server of this test's own, to be killed; the fast stand-in, whose commits survive that."""
+    if os.environ.get(servers.DEPLOYMENT):
+        pytest.skip(f"{NOT_RUN}mongodb: a deployment of others is not killed")
+    if servers.rust_server() is None:
+        pytest.skip(f"{NOT_RUN}mongodb: secantusd-rs is not installed")
+    server = servers.Server().start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def open_store(mongo_url: str) -> Iterator[Callable[..., Any]]:
+    """Opens handles on the test's database, closed at its end."""
+    from ratchet_mongo import MongoJobStore
+
+    opened: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        store = MongoJobStore.from_url(options.pop("url", mongo_url), **options)
+        opened.append(store)
+        return store
+
+    yield make
+    for store in opened:
+        store.close()

@@ -162,8 +162,10 @@ def parts(base: Document, order: Order, after: Cursor | None) -> list[Part]:
     else:
         value = _EPOCH + after.value * MS
         bound, beyond = ("$lte", "$lt") if direction < 0 else ("$gte", "$gt")
+        # The bound stands beside the choice, so that the scan of the index begins there.
         place: Document = {
-            "$and": [{name: {bound: value}}, {"$or": [{name: {beyond: value}}, {name: value, **behind_id}]}]
+            name: {bound: value},
+            "$or": [{name: {beyond: value}}, {name: value, **behind_id}],
         }
         found = [Part(both(base, place), sort)]
     if without_end:

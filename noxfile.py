@@ -61,6 +61,7 @@ def lint(session: nox.Session) -> None:
         ("python", "scripts/render_lifecycle.py", "--check"),
         ("python", "scripts/render_settings.py", "--check"),
         ("python", "scripts/generate_async_store.py", "--check"),
+        ("python", "scripts/generate_mongo_sync.py", "--check"),
         ("python", "scripts/render_contracts.py", "--check"),
         ("python", "scripts/render_part_contracts.py", "--check"),
         ("python", "scripts/render_mutants.py", "--check"),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from ratchet.context import JobContext
-from ratchet.domain.events import JobStarted
 from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import Status
 from ratchet.domain.outcome import (
@@ -28,6 +27,7 @@ from ratchet.domain.outcome import (
     timed_out,
 )
 from ratchet.domain.retry import PASS_THROUGH, RetryAnswer, answers_request, do_not_retry_reason, retry_after
+from ratchet.engine.bus import events
 from ratchet.engine.targets import Target, Targets, UnknownTarget
 from ratchet.errors import (
     ArgumentError,
@@ -307,7 +307,7 @@ class Pipeline:
         if self.bus.active:
             claim = attempt.claim
             self.bus.publish(
-                JobStarted(
+                events.JobStarted(
                     job_id=claim.job_id,
                     attempt=claim.attempts + 1,
                     at=claim.picked_at,

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from ratchet.domain.events import JobEvent, JobsBulkRetried
-
 log = logging.getLogger("ratchet.events")
-Event = JobEvent | JobsBulkRetried
+
+
+class _Lazy:
+    """A module that is imported with the first use of a name in it: a node without listeners makes no events."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self._name), name)
+
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from ratchet.domain import events as events
+
+    Event: TypeAlias = events.JobEvent | events.JobsBulkRetried
+else:
+    events = _Lazy("ratchet.domain.events")
 Listener = Callable[[Any], object]
 QUEUE_LIMIT: Final = 10_000
 

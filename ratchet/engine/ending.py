@@ -13,19 +13,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from ratchet.context import JobContext, bind_context
-from ratchet.domain.events import (
-    JobCallbackFailed,
-    JobCanceled,
-    JobCompleted,
-    JobDlq,
-    JobFailed,
-    JobRetrying,
-    JobTimedOut,
-)
 from ratchet.domain.lifecycle import SETTLED, Status, Trigger
 from ratchet.domain.outcome import Deferred, Discarded, Failed
 from ratchet.domain.settlement import RunCallback, Settlement
 from ratchet.engine.attempt import Ended, Pipeline
+from ratchet.engine.bus import events
 from ratchet.engine.logs import traced
 from ratchet.engine.polling import error_delay
 from ratchet.errors import JobError, ResultNotStored, StoreError
@@ -172,14 +164,14 @@ class Endings:
             "node": self._node,
         }
         if isinstance(outcome, Failed) and outcome.timed_out:
-            bus.publish(JobTimedOut(timeout=claim.timeout, elapsed=outcome.duration, **base))
+            bus.publish(events.JobTimedOut(timeout=claim.timeout, elapsed=outcome.duration, **base))
         match settlement.change.trigger:
             case Trigger.SUCCEED:
                 duration = settlement.change.duration or timedelta()
-                bus.publish(JobCompleted(duration=duration, queue_wait=answer.queue_wait, **base))
+                bus.publish(events.JobCompleted(duration=duration, queue_wait=answer.queue_wait, **base))
             case Trigger.RETRY:
                 error = settlement.change.error or ""
-                bus.publish(JobRetrying(error=error, scheduled_time=answer.scheduled_time, **base))
+                bus.publish(events.JobRetrying(error=error, scheduled_time=answer.scheduled_time, **base))
             case Trigger.FAIL:
                 attempts = (
                     claim.attempts if settlement.change.attempts is None else settlement.change.attempts
@@ -191,8 +183,8 @@ class Endings:
     def failed(self, error: str, attempts: int, **base: Any) -> None:
         """A job became FAILED: failed, then dlq, once each."""
         if self._bus.active:
-            self._bus.publish(JobFailed(error=error, attempts=attempts, **base))
-            self._bus.publish(JobDlq(error=error, attempts=attempts, **base))
+            self._bus.publish(events.JobFailed(error=error, attempts=attempts, **base))
+            self._bus.publish(events.JobDlq(error=error, attempts=attempts, **base))
 
     def _canceled(self, ended: Ended) -> None:
         claim = ended.attempt.claim
@@ -201,7 +193,7 @@ class Endings:
         except StoreError:  # the body has ended, whether or not the store can say when
             at = claim.picked_at + timedelta(seconds=max(ended.at - ended.attempt.sent, 0.0))
         self._bus.publish(
-            JobCanceled(job_id=claim.job_id, attempt=claim.attempts + 1, at=at, node=self._node)
+            events.JobCanceled(job_id=claim.job_id, attempt=claim.attempts + 1, at=at, node=self._node)
         )
 
     def _run_callbacks(self, ended: Ended, settlement: Settlement) -> None:
@@ -310,7 +302,7 @@ class Callbacks:
             log.error("callback %s of job %s failed: %s", pending.name, pending.job_id, text)
             if self._bus.active:
                 self._bus.publish(
-                    JobCallbackFailed(
+                    events.JobCallbackFailed(
                         job_id=pending.job_id,
                         attempt=attempt,
                         at=self._again(self._store.now),

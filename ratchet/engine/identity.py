@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import platform
 from functools import lru_cache
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def process_started(pid: int) -> int | None:
 
 def identify(name: str | None) -> NodeInfo:
     """The identity of a node that starts now: a new incarnation."""
-    host, pid = socket.gethostname(), os.getpid()
+    host, pid = platform.node(), os.getpid()
     return NodeInfo(
         incarnation=str(new_id()),
         name=name or f"{host}:{pid}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import ctypes
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ratchet.engine")
 
-_set_async_exc: Final = ctypes.pythonapi.PyThreadState_SetAsyncExc
-_set_async_exc.argtypes = (ctypes.c_ulong, ctypes.py_object)
 
 RunBody = Callable[[Attempt], None]
 
@@ -125,7 +122,7 @@ class ThreadSlots:
         try:
             if attempt.thread_id is not None:
                 attempt.hard_stopped = True
-                _set_async_exc(attempt.thread_id, ctypes.py_object(HardStop))
+                _raise_in(attempt.thread_id)
                 if attempt.interrupt is not None:
                     attempt.interrupt()
         finally:
@@ -160,6 +157,15 @@ def _await_hard_stop() -> None:
     """Give a sent `HardStop` the few bytecodes it needs to arrive; one that has arrived already passes."""
     for _ in range(1000):
         pass
+
+
+def _raise_in(thread_id: int) -> None:
+    """Have the interpreter raise `HardStop` in a thread at its next bytecode."""
+    import ctypes  # only when a body has overrun: 2 ms that a worker's start can do without
+
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+    raise_in(thread_id, HardStop)
 
 
 class ProcessSlots(ThreadSlots):

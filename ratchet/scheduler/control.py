@@ -6,18 +6,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from ratchet.builder import check_builder
-from ratchet.domain.events import (
-    JobCanceled,
-    JobCanceling,
-    JobEvent,
-    JobPaused,
-    JobRequeued,
-    JobResumed,
-    JobsBulkRetried,
-)
 from ratchet.domain.lifecycle import CANCELABLE, REPLACEABLE, Status, Trigger
 from ratchet.domain.options import JobOptions, check_id
 from ratchet.domain.settlement import Change, Settlement, Submit
+from ratchet.engine.bus import events
 from ratchet.errors import DuplicateIdempotencyKey, NotReplaceable, UsageError
 from ratchet.query import check_limit, checked
 from ratchet.scheduler.submission import Submitting
@@ -44,14 +36,14 @@ class Controlling(Submitting):
             while True:
                 answer = self.store.settle(Settlement(Change(Trigger.CANCEL, job_id)))
                 if isinstance(answer, Settled):
-                    self._tell(publish, JobCanceled, job_id, answer.now)
+                    self._tell(publish, events.JobCanceled, job_id, answer.now)
                     self._waiters.poke()
                     return True
                 if answer.current is None or answer.current.is_settled:
                     return False
                 answer = self.store.settle(Settlement(Change(Trigger.CANCEL_RUNNING, job_id)))
                 if isinstance(answer, Settled):
-                    self._tell(publish, JobCanceling, job_id, answer.now)
+                    self._tell(publish, events.JobCanceling, job_id, answer.now)
                     node = self._running_node()
                     if node is not None:
                         node.stop_canceled(job_id)
@@ -74,7 +66,7 @@ class Controlling(Submitting):
                 for answer in self.store.settle_many(cancels):
                     if isinstance(answer, Settled):
                         count += 1
-                        self._tell(publish, JobCanceled, answer.job_id, answer.now)
+                        self._tell(publish, events.JobCanceled, answer.job_id, answer.now)
             self._waiters.poke()
             cursor = page.cursor
             if cursor is None:
@@ -82,14 +74,14 @@ class Controlling(Submitting):
 
     def pause(self, job_id: UUID) -> bool:
         """Suspend a PENDING job. True if it is paused now (also if it was); False otherwise."""
-        answer = self._apply(Trigger.PAUSE, job_id, JobPaused)
+        answer = self._apply(Trigger.PAUSE, job_id, events.JobPaused)
         if isinstance(answer, Applied):
             return True
         return answer.current is not None and answer.current.status is Status.PAUSED
 
     def resume(self, job_id: UUID) -> bool:
         """Queue a PAUSED job again with its due time: paused time counts as waiting. False if not paused or unknown."""
-        answer = self._apply(Trigger.RESUME, job_id, JobResumed)
+        answer = self._apply(Trigger.RESUME, job_id, events.JobResumed)
         if isinstance(answer, Applied):
             self._wake()
             return True
@@ -101,7 +93,7 @@ class Controlling(Submitting):
         Raises:
             DuplicateBusinessKey: another job holds its key now.
         """
-        answer = self._apply(Trigger.REQUEUE, job_id, JobRequeued)
+        answer = self._apply(Trigger.REQUEUE, job_id, events.JobRequeued)
         if isinstance(answer, Applied):
             self._wake()
             return True
@@ -126,15 +118,17 @@ class Controlling(Submitting):
         with self._bus.ahead() as publish:
             chosen = self.store.apply_where(selection, Trigger.REQUEUE, limit=limit, on_conflict=on_conflict)
             for job_id in chosen.ids:
-                self._tell(publish, JobRequeued, job_id, chosen.now)
+                self._tell(publish, events.JobRequeued, job_id, chosen.now)
             if chosen.ids and self._bus.active:
                 ids, skipped = tuple(chosen.ids), len(chosen.skipped)
-                publish(JobsBulkRetried(job_ids=ids, skipped=skipped, at=chosen.now, node=self._name()))
+                publish(
+                    events.JobsBulkRetried(job_ids=ids, skipped=skipped, at=chosen.now, node=self._name())
+                )
         if chosen.ids:
             self._wake()
         return chosen
 
-    def _apply(self, trigger: Trigger, job_id: UUID, event: type[JobEvent]) -> Applied | Refused:
+    def _apply(self, trigger: Trigger, job_id: UUID, event: type[events.JobEvent]) -> Applied | Refused:
         check_id(job_id)
         with self._bus.ahead(job_id) as publish:
             answer = self.store.apply(Change(trigger, job_id))
@@ -175,7 +169,7 @@ class Controlling(Submitting):
                 raise NotReplaceable(
                     f"job {job_id} is {state}; only {', '.join(sorted(REPLACEABLE))} jobs can be replaced"
                 )
-            self._tell(publish, JobCanceled, job_id, answer.now, superseded_by=new.id)
+            self._tell(publish, events.JobCanceled, job_id, answer.now, superseded_by=new.id)
         self._waiters.poke()
         self._inserted([new], immediate=draft.immediate)
         return self._handle(new.id, created=True)

@@ -18,10 +18,9 @@ from ratchet.defaults.policy import PrefixPolicy
 from ratchet.defaults.resilience import PassThrough
 from ratchet.defaults.resolver import RegisteredServices
 from ratchet.defaults.retry import DefaultRetryPolicy
-from ratchet.domain.events import JobEvent, JobsBulkRetried
 from ratchet.domain.options import check_id
 from ratchet.engine.attempt import Pipeline
-from ratchet.engine.bus import Bus, Subscription
+from ratchet.engine.bus import Bus, Subscription, events
 from ratchet.engine.ending import Waiters
 from ratchet.engine.targets import Targets
 from ratchet.errors import CapabilityMissing, ConfigurationError, UsageError
@@ -207,7 +206,12 @@ class Parts:
         return node.info.name if node is not None else ""
 
     def _tell(
-        self, publish: Callable[[Any], None], event: type[JobEvent], job_id: UUID, at: datetime, **more: Any
+        self,
+        publish: Callable[[Any], None],
+        event: type[events.JobEvent],
+        job_id: UUID,
+        at: datetime,
+        **more: Any,
     ) -> None:
         if self._bus.active:
             publish(event(job_id=job_id, attempt=0, at=at, node=self._name(), **more))
@@ -261,7 +265,7 @@ def check_listener(listener: object, types: tuple[object, ...]) -> None:
             name = getattr(listener, "__qualname__", type(listener).__qualname__)
             raise UsageError(f"a listener is called with one event, but {name}{signature}: {error}") from None
     for each in types:
-        if not isinstance(each, type) or not issubclass(each, (JobEvent, JobsBulkRetried)):
+        if not isinstance(each, type) or not issubclass(each, (events.JobEvent, events.JobsBulkRetried)):
             raise UsageError(
                 f"the types of a listener are classes of events, like JobCompleted, not {each!r}"
             )

@@ -30,7 +30,7 @@ class JobContext:
         claim_seq: the claim under which this attempt runs.
         node: the name of the node.
         params: values given by `with_param`, decoded.
-        metadata: facts of the job as text: target, tags, business key, principal.
+        metadata: further facts that were stored with the job, as text.
     """
 
     __slots__ = (

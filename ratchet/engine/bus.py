@@ -27,7 +27,7 @@ class _Lazy:
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from ratchet.domain import events as events
+    from ratchet.domain import events as events  # noqa: PLC0414 - re-exported
 
     Event: TypeAlias = events.JobEvent | events.JobsBulkRetried
 else:

@@ -29,15 +29,15 @@ def _whole(name: str, value: object, least: int, most: int) -> None:
         raise ConfigurationError(f"{name} must lie between {least:,} and {most:,}, not {value}")
 
 
-def _duration(name: str, value: object, *, positive: bool = False) -> None:
+def _duration(name: str, value: object, *, positive: bool = False, most: timedelta = MAX_TIMEOUT) -> None:
     if not isinstance(value, timedelta):
         raise ConfigurationError(f"{name} is a timedelta, like timedelta(seconds=10), not {value!r}")
     if value < _ZERO or (positive and not value):
         raise ConfigurationError(
             f"{name} must be {'longer than zero' if positive else '0 or longer'}, not {value}"
         )
-    if value > MAX_TIMEOUT:
-        raise ConfigurationError(f"{name} may be {MAX_TIMEOUT.days:,} days at most, not {value}")
+    if value > most:
+        raise ConfigurationError(f"{name} may be {most.days:,} days at most, not {value}")
 
 
 def _number(name: str, value: object) -> None:
@@ -81,7 +81,8 @@ class ExecutionSettings:
             _whole(f"execution.{name}", getattr(self, name), 0, MOST_SLOTS)
         _whole("execution.batch_size", self.batch_size, 1, 1000)
         _duration("execution.ahead", self.ahead)
-        _duration("execution.boost_interval", self.boost_interval)
+        # Only counted with, and never waited for: any length will do.
+        _duration("execution.boost_interval", self.boost_interval, most=timedelta.max)
         for name in ("require_tags", "exclude_tags"):
             object.__setattr__(self, name, _tags(f"execution.{name}", getattr(self, name)))
         if not (self.threads or self.async_ or self.processes):

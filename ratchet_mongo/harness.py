@@ -76,7 +76,7 @@ class MongoHarness(StoreHarness):
         }
         store = MongoJobStore.from_url(self.url, clock=self.clock)
         key = None if job.status in SETTLED else job.business_key
-        given = {name: getattr(job, name) for name in shared} | {"business_key": key}
+        given: dict[str, Any] = {name: getattr(job, name) for name in shared} | {"business_key": key}
         store.insert([NewJob(**given, at=job.scheduled_time)])
         if job.business_key is not None:
             change["$set"]["business_key"] = job.business_key

@@ -52,8 +52,10 @@ def main() -> int:
         try:
             lines += GROUPS[name](arguments.pairs, arguments.scale)
         except Exception as error:
-            lines.append(Line(name, "x", problem=f"{type(error).__name__}: {error}"))
-            say(f"  failed: {type(error).__name__}: {error}")
+            # The page names no paths of this machine: the rest of a traceback goes to the terminal only.
+            told = f"{type(error).__name__}: {error}".strip().splitlines()
+            lines.append(Line(name, "x", problem=" ... ".join(dict.fromkeys([told[0], told[-1]]))))
+            say("  failed: " + "\n  ".join(told))
     load.append(os.getloadavg()[0])
     about = _about(arguments.pairs, arguments.scale, load)
     print(as_text(lines))

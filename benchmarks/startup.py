@@ -107,7 +107,7 @@ def _worker(folder: Path, modules: list[str]) -> float:
         **_installed(),
         "RATCHET_URL": raw.url(folder / "jobs.db"),
         "RATCHET_BENCH_OUT": str(out),
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])),
     }
     code = (
         "import bench_app; bench_app.scheduler.enqueue(bench_app.first).submit(); bench_app.scheduler.close()"

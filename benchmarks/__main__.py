@@ -52,10 +52,9 @@ def main() -> int:
         try:
             lines += GROUPS[name](arguments.pairs, arguments.scale)
         except Exception as error:
-            # The page names no paths of this machine: the rest of a traceback goes to the terminal only.
-            told = f"{type(error).__name__}: {error}".strip().splitlines()
-            lines.append(Line(name, "x", problem=" ... ".join(dict.fromkeys([told[0], told[-1]]))))
-            say("  failed: " + "\n  ".join(told))
+            # The page names nothing of this machine, as a message may: that goes to the terminal only.
+            lines.append(Line(name, "x", problem=f"failed with {type(error).__name__}"))
+            say(f"  failed: {type(error).__name__}: {error}")
     load.append(os.getloadavg()[0])
     about = _about(arguments.pairs, arguments.scale, load)
     print(as_text(lines))

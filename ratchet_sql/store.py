@@ -100,7 +100,7 @@ class SqliteStore:
             raise CapabilityMissing(Capability.TRANSACTIONAL_ENQUEUE)
         answers = submission.insert(self.database, jobs)
         if any(job.delay is None and job.at is None for job in jobs):
-            self._backlog = True  # the claim that follows need not look first: a fifth of its time to the body
+            self._backlog = True  # the next claim need not look first: a fifth of its way to the body
         return answers
 
     def get(self, job_id: UUID) -> Job | None:

@@ -19,7 +19,15 @@ from pymongo.read_concern import ReadConcern
 
 from ratchet.errors import StoreClosed, StorePermanentError, UsageError
 from ratchet.spi.clock import Clock
-from ratchet_mongo._async.flavour import Client, Collection, Lock, close_client, make_client, sleep
+from ratchet_mongo._async.flavour import (
+    Client,
+    Collection,
+    Lock,
+    close_client,
+    close_with,
+    make_client,
+    sleep,
+)
 from ratchet_mongo.documents import whole
 from ratchet_mongo.indexes import INDEXES
 from ratchet_mongo.translate import is_retryable, translated
@@ -114,6 +122,7 @@ class MongoDatabase:
                 if self._own is None or self._pid != os.getpid():
                     self._collections = {}
                     self._own = make_client(str(self._url), **self._missing_options())
+                    close_with(self, self._own)
                     self._pid = os.getpid()
         return self._own
 

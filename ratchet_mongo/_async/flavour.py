@@ -27,6 +27,10 @@ async def close_client(client: Client) -> None:
     await client.close()
 
 
+def close_with(owner: object, client: Client) -> None:
+    """Close the client when its owner is collected unclosed: not without a loop to await it on."""
+
+
 async def aggregate(source: Any, pipeline: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
     """All that an aggregate answers. PyMongo's is awaited for its cursor, Motor's is not."""
     cursor = source.aggregate(pipeline, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ratchet.spi.capabilities import Capability
@@ -33,6 +34,11 @@ def make_client(url: str, **options: Any) -> Client:
 def close_client(client: Client) -> None:
     """Close a client of our own."""
     client.close()
+
+
+def close_with(owner: object, client: Client) -> None:
+    """Close the client when its owner is collected unclosed: its connections and threads go with it."""
+    weakref.finalize(owner, client.close).atexit = False
 
 
 def aggregate(source: Any, pipeline: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ changed, group by group. Until it is decided nobody sees a change; after that an
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -20,7 +21,7 @@ from ratchet.errors import DuplicateBusinessKey, StoreTransientError
 from ratchet.spi.store import OnConflict, Selected, Selection
 from ratchet_mongo._async import keys, pending
 from ratchet_mongo._async.database import MongoDatabase
-from ratchet_mongo._async.flavour import find
+from ratchet_mongo._async.flavour import find, sleep
 from ratchet_mongo._async.settling import read_guards
 from ratchet_mongo.documents import Document
 from ratchet_mongo.moves import GUARD_VIEW, Guard, move
@@ -36,17 +37,20 @@ class _Chosen:
 
     jobs: list[Guard] = field(default_factory=list)
     conflicts: dict[UUID, tuple[str, UUID]] = field(default_factory=dict)
-    taken: list[keys.Taken] = field(default_factory=list)
+    holders: dict[str, UUID] = field(default_factory=dict)
+    taken: dict[UUID, keys.Taken] = field(default_factory=dict)
 
 
 async def requeue_where(
     database: MongoDatabase, selection: Selection, limit: int, on_conflict: OnConflict
 ) -> Selected:
     """See `ratchet.spi.store.JobStore.apply_where`."""
-    for _ in range(_TRIES):
+    for tried in range(_TRIES):
         answer = await _requeue(database, selection, limit, on_conflict)
         if answer is not None:
             return answer
+        # Another operation has locked what this one wanted: not in step with it again.
+        await sleep(random.uniform(0.0, 0.02) * (tried + 1))
     raise StoreTransientError("the jobs of the selection kept changing; try again")
 
 
@@ -69,9 +73,10 @@ async def _requeue(
     try:
         narrowed = where(selection, _SOURCES)
         last: UUID | None = None
-        while len(chosen.jobs) < limit and len(chosen.conflicts) < MOST:
+        while len(chosen.jobs) < limit:
             some = narrowed if last is None else both(narrowed, {"_id": {"$gt": last}})
-            room = limit - len(chosen.jobs)
+            # Behind conflicts more than is still wanted is read at once, so that many cost a few reads only.
+            room = MOST if chosen.conflicts else limit - len(chosen.jobs)
             docs = await database.run(
                 lambda s=some, n=room: find(database.jobs, s, GUARD_VIEW, sort=[("_id", 1)], limit=n)  # type: ignore[misc]
             )
@@ -86,7 +91,8 @@ async def _requeue(
                 recorded = True
             last = docs[-1]["_id"]
             for guard in map(Guard, docs):
-                await _choose(database, guard, chosen, hold)
+                if len(chosen.jobs) < limit:
+                    await _choose(database, guard, chosen, hold)
             if on_conflict == "abort":
                 break
         if chosen.conflicts and on_conflict == "abort":
@@ -111,15 +117,15 @@ async def _choose(database: MongoDatabase, guard: Guard, chosen: _Chosen, hold: 
     """Take a job's business key for it, or note who holds it."""
     key = guard.business_key
     if key is not None:
-        mine = next((job.id for job in chosen.jobs if job.business_key == key), None)
-        if mine is not None:
-            chosen.conflicts[guard.id] = (key, mine)
+        holder = chosen.holders.get(key)
+        if holder is None:
+            got = await keys.take(database, key, guard.id, hold)
+            holder = chosen.holders[key] = got.holder if isinstance(got, keys.Held) else guard.id
+            if isinstance(got, keys.Taken):
+                chosen.taken[guard.id] = got
+        if holder != guard.id:
+            chosen.conflicts[guard.id] = (key, holder)
             return
-        got = await keys.take(database, key, guard.id, hold)
-        if isinstance(got, keys.Held):
-            chosen.conflicts[guard.id] = (key, got.holder)
-            return
-        chosen.taken.append(got)
         database.step("key taken")
     chosen.jobs.append(guard)
 
@@ -145,11 +151,8 @@ async def _carry_out(database: MongoDatabase, chosen: _Chosen, record: Document,
             (guard.executor, guard.priority, guard.is_batch_parent), _step(guard, decided.update)
         )
     locked = await database.run(lambda: database.jobs.bulk_write(locks, ordered=False))
-    if locked.matched_count != len(locks):
-        # Some have changed; or they were locked by a first try whose answer was lost.
-        held = await database.run(lambda: database.jobs.count_documents({"hold.id": token}))
-        if held != len(locks):
-            return False
+    if locked.matched_count != len(locks) and not await _drop_unlocked(database, chosen, token):
+        return False
     database.step("members locked")
     listed = list(steps.values())
     planned = await database.run(
@@ -171,6 +174,19 @@ async def _carry_out(database: MongoDatabase, chosen: _Chosen, record: Document,
     return True
 
 
+async def _drop_unlocked(database: MongoDatabase, chosen: _Chosen, token: UUID) -> bool:
+    """Go on with those that are locked: the others have changed, or another operation has them. False: none is."""
+    held = {
+        doc["_id"] for doc in await database.run(lambda: find(database.jobs, {"hold.id": token}, {"_id": 1}))
+    }
+    dropped = [
+        chosen.taken.pop(job.id) for job in chosen.jobs if job.id not in held and job.id in chosen.taken
+    ]
+    await keys.release(database, dropped)
+    chosen.jobs = [job for job in chosen.jobs if job.id in held]
+    return bool(chosen.jobs)
+
+
 def _step(guard: Guard, update: Document) -> Document:
     """How all jobs of this executor, priority and kind are requeued: what is the same for each."""
     changes = {name: value for name, value in update["$set"].items() if name != "version"}
@@ -188,4 +204,4 @@ def _step(guard: Guard, update: Document) -> Document:
 
 async def _undo(database: MongoDatabase, record: Document, chosen: _Chosen) -> None:
     if await pending.abort_operation(database, record):
-        await keys.release(database, chosen.taken)
+        await keys.release(database, list(chosen.taken.values()))

@@ -19,6 +19,8 @@ from ratchet import ExecutionSettings, Scheduler, Settings
 THREADS = 8
 PATIENCE = 300.0
 LOOK = 0.005
+POLLED = 10.0
+"""Milliseconds: a slot that is refilled at once is empty for less than the shortest pace at which a peer polls."""
 
 
 def memory(pairs: int, scale: float) -> Iterator[Line]:
@@ -243,14 +245,17 @@ def _gaps(pairs: int, count: int, seconds: float) -> Iterator[Line]:
     say(f"gap between {what} in one slot")
     worst: list[float] = []
     raw_worst: list[float] = []
-    yield paired(_gap(count, seconds, worst), _gap_raw(count, raw_worst), pairs).line(
-        f"SQLite FULL: gap between two {what} in one slot, p50, against raw finish + claim",
-        Target("<=", 1.5, own=True),
-        unit=" ms",
-        against="raw",
+    found = paired(_gap(count, seconds, worst), _gap_raw(count, seconds, raw_worst), pairs)
+    yield Line(
+        f"SQLite FULL: gap between two {what} in one slot, p50",
+        "ms",
+        found.ours,
+        Target("<", POLLED, own=True),
+        ours=f"{number(median(found.ratios))} x raw",
+        reference=f"raw finish + claim {number(median(found.reference))} ms",
     )
-    reference = f"raw {number(median(raw_worst))} ms"
-    yield Line(f"the same, p99, {what}", "ms", worst, ours=f"{number(median(worst))} ms", reference=reference)
+    reference = f"raw finish + claim {number(median(raw_worst))} ms"
+    yield Line(f"the same, p99, {what}", "ms", worst, reference=reference)
 
 
 def _gap(count: int, seconds: float, worst: list[float]) -> Measure:
@@ -271,13 +276,14 @@ def _gap(count: int, seconds: float, worst: list[float]) -> Measure:
     return measure
 
 
-def _gap_raw(count: int, worst: list[float]) -> Measure:
+def _gap_raw(count: int, seconds: float, worst: list[float]) -> Measure:
     def measure(folder: Path) -> float:
         raw.fill(folder / "jobs.db", count)
         connection = raw.connect(folder / "jobs.db")
         gaps: list[float] = []
         row = raw.claim_one(connection)
         while row is not None:
+            time.sleep(seconds)  # the same body
             ended = time.monotonic()
             raw.finish_one(connection, row)
             row = raw.claim_one(connection)

@@ -43,7 +43,7 @@ def filler(folder: str) -> None:
 def blind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether B must go by heartbeats alone."""
     if request.param == "other host":
-        monkeypatch.setattr("socket.gethostname", lambda: "other-host")
+        monkeypatch.setattr("platform.node", lambda: "other-host")
     return bool(request.param == "other host")
 
 

@@ -122,7 +122,10 @@ def test_books_balance_after_kills_and_stops(
     storm_jobs = import_module("storm_jobs")
     url = f"sqlite:///{tmp_path / 'storm.db'}"
     jobs = scaled(5000, least=400)
-    milliseconds = max(20, 1000 * 15 * THREADS * 2 // jobs)  # long enough for a dozen signals at any scale
+    seconds = (
+        40 if jobs >= 5000 else 12
+    )  # of work for all of them: long enough for a dozen signals at any scale
+    milliseconds = 1000 * seconds * THREADS * size // jobs
     scheduler = Scheduler.from_url(url, allow=["storm_jobs"])
     scheduler.enqueue_many(
         storm_jobs.work,

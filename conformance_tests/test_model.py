@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -427,21 +427,28 @@ def _nonzero(counts: Any) -> dict[Any, int]:
     return {key: count for key, count in counts.items() if count}
 
 
+LENGTHS = (8, 20, 40)
+"""Short sequences first: what they find is short without minutes of shrinking it."""
+
+
 @contract("MODEL-01", needs=("clock",))
-@pytest.mark.timeout(400)  # finding the shortest failing sequence takes minutes
+@pytest.mark.timeout(400)  # of a very slow store
 def test_any_sequence_of_calls(under_test: UnderTest) -> None:
     """Whatever several nodes ask, the store answers as the rules and the memory store say, step by step."""
-    run_state_machine_as_test(
-        cast("type[Stores]", partial(Stores, under_test)),  # it calls it, once for each example
-        settings=settings(
-            max_examples=under_test.paced(least=60, most=200, unit=200),
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=[
-                HealthCheck.too_slow,
-                HealthCheck.data_too_large,
-                HealthCheck.filter_too_much,
-            ],
-            print_blob=True,
-        ),
-    )
+    examples = under_test.paced(least=60, most=200, unit=200)
+    for steps in LENGTHS:
+        run_state_machine_as_test(
+            cast("type[Stores]", partial(Stores, under_test)),  # it calls it, once for each example
+            settings=settings(
+                max_examples=examples if steps == LENGTHS[-1] else examples // 2,
+                stateful_step_count=steps,
+                phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+                deadline=None,
+                suppress_health_check=[
+                    HealthCheck.too_slow,
+                    HealthCheck.data_too_large,
+                    HealthCheck.filter_too_much,
+                ],
+                print_blob=True,
+            ),
+        )

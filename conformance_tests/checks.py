@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
+from uuid import UUID
 
 from conformance_tests.bridge import METHODS, meets
 from conformance_tests.harness import FLAVOURS, START, StoreHarness
+from conformance_tests.processes import elsewhere_knows
+from conformance_tests.signatures import mismatch
 from conformance_tests.under_test import UnderTest
 from ratchet.domain.ids import new_id
 from ratchet.domain.job import NewJob
@@ -20,6 +24,11 @@ from ratchet.spi.store import JobStore
 T = TypeVar("T")
 
 _SECOND: Final = timedelta(seconds=1)
+
+_CALLED: Final = (
+    "open", "open_async", "reset", "close", "advance", "seed", "crash_points", "open_process", "versions",
+)  # fmt: skip
+"""What the suite calls of a harness."""
 
 
 class HarnessMistake(Exception):
@@ -132,6 +141,11 @@ def _check_methods(harness: StoreHarness, name: str) -> None:
     for method in needed:
         if not harness.has(method):
             raise HarnessMistake(f"{name} has no {method}(): {_purpose(method)}")
+    for method in _CALLED:
+        if harness.has(method) and (
+            told := mismatch(getattr(harness, method), getattr(StoreHarness, method))
+        ):
+            raise HarnessMistake(f"{name}.{method}() {told}")
     clock = harness.clock
     if clock is not None:
         missing = [each for each in ("now", "advance") if not callable(getattr(clock, each, None))]
@@ -153,6 +167,10 @@ def _check_database(under_test: UnderTest, name: str) -> frozenset[str]:
     with _own_failures(f"{name}.reset()"):
         under_test.harness.reset()
     first, second = _opened(under_test, name, opener), _opened(under_test, name, opener)
+    if under_test.behind(first) is under_test.behind(second):
+        raise HarnessMistake(
+            f"{name}.{opener}() answers the same handle each time; it must open a further one, as another node would"
+        )
     declared = _check_capabilities(first, name)
     job = NewJob(id=new_id(), target="conformance:check", payload="[]")
     with _own_failures("insert() of the store"):
@@ -166,6 +184,8 @@ def _check_database(under_test: UnderTest, name: str) -> frozenset[str]:
             raise HarnessMistake(
                 f"two handles of {name}.{opener}() do not see the same database; it must open the harness's one"
             )
+    if under_test.harness.has("open_process") and under_test.flavour == under_test.harness.flavours[0]:
+        _check_process(under_test.harness, name, job.id)
     _check_clock(under_test, first, name)
     with _own_failures("closing a handle"):
         under_test.close_handles()
@@ -182,12 +202,57 @@ def _opened(under_test: UnderTest, name: str, opener: str) -> JobStore:
     with _own_failures(f"{name}.{opener}()"):
         store = under_test.open()
     behind: Any = getattr(store, "_store", store) if under_test.flavour == "async" else store
+    if isinstance(behind, type):
+        raise HarnessMistake(
+            f"{name}.{opener}() answers the class {behind.__name__}; it must make a handle of it"
+        )
     missing = [each for each in (*METHODS, "capabilities") if not hasattr(behind, each)]
     if len(missing) > len(METHODS) // 2:
         raise HarnessMistake(f"{name}.{opener}() answers a {type(behind).__name__}, which is no job store")
     if missing:
         raise HarnessMistake(f"the {type(behind).__name__} of {name}.{opener}() has no {', '.join(missing)}")
+    for each in METHODS:
+        if told := mismatch(getattr(behind, each), getattr(JobStore, each)):
+            raise HarnessMistake(f"{each}() of the {type(behind).__name__} of {name}.{opener}() {told}")
     return store
+
+
+def _check_process(harness: StoreHarness, name: str, job_id: UUID) -> None:
+    """See that another process would open the same database; first here, where what it raises can be told."""
+    with _own_failures(f"{name}.open_process()"):
+        opener: Any = harness.open_process()
+    if all(hasattr(opener, each) for each in ("insert", "claim")) and not isinstance(opener, type):
+        with suppress(Exception):
+            opener.close()
+        raise HarnessMistake(
+            f"{name}.open_process() answers a store; it must answer a function without arguments that opens "
+            "one in another process"
+        )
+    if not callable(opener):
+        raise HarnessMistake(
+            f"{name}.open_process() answers a {type(opener).__name__}; it must answer a function without "
+            "arguments that opens a handle in another process"
+        )
+    try:
+        copy = pickle.loads(pickle.dumps(opener))
+    except Exception as error:
+        raise HarnessMistake(
+            f"what {name}.open_process() answers cannot be pickled ({_said(error)}); take a function of a "
+            "module, or functools.partial of one"
+        ) from error
+    with _own_failures(f"what {name}.open_process() answers"):
+        handle = copy()
+    with _own_failures(f"the handle that {name}.open_process() leads to"):
+        found = handle.get(job_id) is not None
+        handle.close()
+    if found and not harness.worker:  # the controlling process of xdist has seen it for its workers
+        with _own_failures(f"the handle that {name}.open_process() leads to in another process"):
+            found = elsewhere_knows(opener, job_id)
+    if not found:
+        raise HarnessMistake(
+            f"{name}.open_process() leads to another database than {name}.open(): a job that was just "
+            "inserted is not there"
+        )
 
 
 def _check_capabilities(store: JobStore, name: str) -> frozenset[str]:

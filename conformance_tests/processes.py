@@ -108,11 +108,21 @@ def answers(running: Sequence[Elsewhere]) -> list[Any]:
     return [each.answer() for each in running]
 
 
+def elsewhere_knows(opener: Opener, job_id: UUID) -> bool:
+    """True if a handle that another process opens finds this job."""
+    with elsewhere(opener, (knows, job_id)) as running:
+        return bool(answers(running)[0])
+
+
 # -- programs -------------------------------------------------------------------------------------
 
 
 def store_time(store: JobStore, *, tell: Program) -> datetime:
     return store.now()
+
+
+def knows(store: JobStore, job_id: UUID, *, tell: Program) -> bool:
+    return store.get(job_id) is not None
 
 
 def drain(store: JobStore, incarnation: str, *, tell: Program) -> list[tuple[UUID, int]]:

@@ -142,6 +142,86 @@ class Bad(Good):
 """,
         r"Bad\.open\(\) raised OSError: no such host",
     ),
+    "open answers a class": (
+        """
+class Bad(Good):
+    def open(self): return MemoryStore
+""",
+        r"Bad\.open\(\) answers the class MemoryStore; it must make a handle of it",
+    ),
+    "open answers the same handle": (
+        """
+class Bad(Good):
+    def open(self): return self.only
+    def reset(self):
+        super().reset()
+        self.only = super().open()
+""",
+        r"Bad\.open\(\) answers the same handle each time",
+    ),
+    "a method lacks a keyword": (
+        """
+class Store(MemoryStore):
+    def insert(self, jobs): return super().insert(jobs)
+class Bad(Good):
+    def open(self): return Store(clock=self.clock)
+""",
+        r"insert\(\) of the Store of Bad\.open\(\) cannot be called as \(jobs, \*, unit=None\): .*'unit'",
+    ),
+    "a keyword has another name": (
+        """
+class Store(MemoryStore):
+    def health(self, *, period): return super().health(window=period)
+class Bad(Good):
+    def open(self): return Store(clock=self.clock)
+""",
+        r"health\(\) of the Store of Bad\.open\(\) cannot be called as \(\*, window\): .*'(window|period)'",
+    ),
+    "crash_points takes too little": (
+        """
+class Bad(Good):
+    def crash_points(self, store): ...
+""",
+        r"Bad\.crash_points\(\) cannot be called as \(store, reached\): too many positional arguments",
+    ),
+    "open_process answers a store": (
+        """
+class Bad(Good):
+    def open_process(self): return self.open()
+""",
+        r"Bad\.open_process\(\) answers a store; it must answer a function without arguments",
+    ),
+    "open_process answers something else": (
+        """
+class Bad(Good):
+    def open_process(self): return self.name
+""",
+        r"Bad\.open_process\(\) answers a str; it must answer a function without arguments",
+    ),
+    "open_process answers what cannot be pickled": (
+        """
+class Bad(Good):
+    def open_process(self): return lambda: self.open()
+""",
+        r"what Bad\.open_process\(\) answers cannot be pickled \(.*\); take a function of a module",
+    ),
+    "open_process leads to another database": (
+        """
+def other(): return plugin.open("memory://another")
+class Bad(Good):
+    def open_process(self): return other
+""",
+        r"Bad\.open_process\(\) leads to another database than Bad\.open\(\)",
+    ),
+    "open_process leads to the database of this process": (
+        """
+from functools import partial
+def opened(name): return plugin.open(name)
+class Bad(Good):
+    def open_process(self): return partial(opened, self.name)
+""",
+        r"Bad\.open_process\(\) leads to another database than Bad\.open\(\)",
+    ),
     "no harness at all": ("Bad = dict\n", r"dict makes a dict; it must be a conformance_tests\.StoreHarness"),
 }
 

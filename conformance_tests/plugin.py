@@ -80,6 +80,7 @@ class _Collector:
         results.write(option("--ratchet-report-json"), option("--ratchet-report-md"))
         narrowed = option("--ratchet-contracts") or option("keyword") or option("markexpr")
         narrowed = narrowed or any("::" in each or each.endswith(".py") for each in self._config.args)
+        results.selection = bool(narrowed)
         if not narrowed and exitstatus == pytest.ExitCode.OK and not results.complete:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -71,6 +71,7 @@ class Results:
         self.shown: dict[str, Shown] = {name: Shown() for name in self.contracts}
         self.facts: dict[str, str] = {}
         self.begun = datetime.now(UTC)
+        self.selection = False  # True where the author asked for a part of the suite
 
     def add(self, report: pytest.TestReport, told: Mapping[str, Any]) -> None:
         """Note one report that carries a contract."""
@@ -111,7 +112,10 @@ class Results:
     @property
     def verdict(self) -> str:
         """One line."""
-        return f"Ratchet store conformance {SUITE_VERSION}: {'complete' if self.complete else 'incomplete'}"
+        told = "complete" if self.complete else "incomplete"
+        if self.selection and not self.complete:
+            told += " (a selection)"
+        return f"Ratchet store conformance {SUITE_VERSION}: {told}"
 
     def counts(self) -> Counter[Verdict]:
         """How many contracts had each answer."""

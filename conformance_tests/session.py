@@ -20,8 +20,9 @@ FIXTURE: Final = "ratchet_harness"
 class Session:
     """The harness of this process and the stores under test that it opens."""
 
-    def __init__(self, factory: Callable[..., Any], *, url: str | None = None) -> None:
-        self.harness: StoreHarness = make(factory, url=url, worker=os.environ.get("PYTEST_XDIST_WORKER", ""))
+    def __init__(self, factory: Callable[..., Any], *, name: str | None = None) -> None:
+        self._name = name
+        self.harness: StoreHarness = make(factory, worker=os.environ.get("PYTEST_XDIST_WORKER", ""))
         self._flavours: dict[str, UnderTest] = {}
         self._capabilities: frozenset[str] = frozenset()
 
@@ -42,7 +43,8 @@ class Session:
 
     def facts(self) -> Mapping[str, str]:
         """What the report says of the store under test."""
-        told = {"harness": f"{type(self.harness).__module__}:{type(self.harness).__name__}"}
+        made = type(self.harness)
+        told = {"harness": self._name or f"{made.__module__}:{made.__name__}"}
         told["capabilities"] = ", ".join(sorted(self._capabilities)) or "none"
         return told | {str(key): str(value) for key, value in self.harness.versions().items()}
 
@@ -66,7 +68,7 @@ def begin(config: pytest.Config) -> Session:
     """
     if KEY not in config.stash:
         try:
-            session = Session(*_named(config))
+            session = Session(_named(config), name=config.getoption("--ratchet-harness"))
             session.check()
         except HarnessMistake as mistake:
             raise pytest.UsageError(str(mistake)) from mistake
@@ -75,7 +77,7 @@ def begin(config: pytest.Config) -> Session:
     return config.stash[KEY]
 
 
-def _named(config: pytest.Config) -> tuple[Any, ...]:
+def _named(config: pytest.Config) -> Callable[..., Any]:
     name, url = config.getoption("--ratchet-harness"), config.getoption("--ratchet-url")
     fixture = _fixture(config)
     if name is None and url is None and fixture is None:
@@ -87,10 +89,11 @@ def _named(config: pytest.Config) -> tuple[Any, ...]:
         here = str(config.invocation_params.dir)
         if here not in sys.path:  # as `python -m pytest` has it, and `pytest` has not
             sys.path.insert(0, here)
-        return (_with_url(load(name), url),)
+        return _with_url(load(name), url)
     if url is not None:
-        return (_with_url(installed(url), url),)
-    return (fixture,)
+        return _with_url(installed(url), url)
+    assert fixture is not None
+    return fixture
 
 
 def _with_url(factory: Callable[..., Any], url: str | None) -> Callable[..., Any]:

@@ -377,6 +377,14 @@ class Bad(Good):
     assert report["by_id"]["GET-01"]["verdict"] == "PASSED"
 
 
+def test_the_report_names_what_was_asked_for(run: Run, tmp_path: Path) -> None:
+    """The harness is named as on the command line, and a part of the suite is told to be one."""
+    status, report = report_of(run, tmp_path, "COUNT-01", "def Bad(): return Good()\n")
+    assert status == 0
+    assert report["facts"]["harness"] == "a_harness:Bad"
+    assert report["output"].count("Ratchet store conformance 1.0: incomplete (a selection)") == 1
+
+
 def test_both_flavours_run(run: Run, tmp_path: Path) -> None:
     """A store that comes in two flavours is tested in both, through an event loop of the suite's."""
     code = """

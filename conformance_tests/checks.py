@@ -247,7 +247,7 @@ def _check_process(harness: StoreHarness, name: str, job_id: UUID) -> None:
         handle.close()
     if found and not harness.worker:  # the controlling process of xdist has seen it for its workers
         with _own_failures(f"the handle that {name}.open_process() leads to in another process"):
-            found = elsewhere_knows(opener, job_id)
+            found = elsewhere_knows(copy, job_id)
     if not found:
         raise HarnessMistake(
             f"{name}.open_process() leads to another database than {name}.open(): a job that was just "

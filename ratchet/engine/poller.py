@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import UNSCHEDULED
 from ratchet.engine.apart import ALONE_FOR, first_strong, parted
 from ratchet.engine.attempt import Attempt
@@ -137,7 +136,6 @@ class Poller:
         self.left_out = LeftOut()
         self.paces = {name: Pace() for name in executors}
         self.state = PollState()
-        self.last_success: float | None = None
         self.claim_sent: float | None = None
         self._wake = threading.Event()
         self._wake_came = False
@@ -240,7 +238,7 @@ class Poller:
 
     def _poll(self, *, elapsed: float, only_backlog: bool) -> float:
         self._return_stale()
-        limits, ahead = self._limits()
+        limits = self._limits()
         free = any(limits.values())
         full = set(self._executors) - set(limits)
         if only_backlog:
@@ -286,8 +284,7 @@ class Poller:
             raise
         finally:
             self.claim_sent = None
-        self.last_success = time.monotonic()
-        self._hand_over(claimed, now, ahead)
+        self._hand_over(claimed, now)
         if claimed.claims:
             time.sleep(0)  # lets go of the interpreter: the bodies begin before the next delay is worked out
         delay = self._pace(claimed, request, elapsed, before, full)
@@ -302,7 +299,7 @@ class Poller:
         # Of an executor that was full or resting nothing is known: ask when a slot is free.
         self._backlog = (self._backlog - asked) | _with_more(claimed, request) | full | returned
         self._learn_due(claimed, before if set(self._executors) - asked else math.inf)
-        limits, _ = self._limits()
+        limits = self._limits()
         slots = sum(each.slots for each in self._executors.values()) or 1
         busy = sum(min(each.busy() + each.waiting(), each.slots) for each in self._executors.values())
         self.state, delay = next_delay(
@@ -340,13 +337,12 @@ class Poller:
 
     # -- capacity
 
-    def _limits(self) -> tuple[dict[str, int], dict[str, int]]:
-        """(executor -> how many to ask for, of which ahead of a free slot)."""
+    def _limits(self) -> dict[str, int]:
+        """Executor -> how many to ask for, those ahead of a free slot included."""
         limits: dict[str, int] = {}
-        ahead: dict[str, int] = {}
         now = time.monotonic()
         if self._runs_alone(now):
-            return limits, ahead
+            return limits
         room = self._settings.batch_size
         for name, executor in self._executors.items():
             if not executor.slots or self._resting.get(name, (0.0, 0.0))[0] > now:
@@ -372,8 +368,7 @@ class Poller:
             if take > 0:
                 limits[name] = take
                 self._low_mark = max(take // 2, 1)
-                ahead[name] = max(take - max(free, 0), 0)
-        return limits, ahead
+        return limits
 
     def _tell_watcher(self, active: bool) -> None:
         if active is not self._watching:
@@ -382,7 +377,7 @@ class Poller:
 
     # -- handing over
 
-    def _hand_over(self, claimed: Claimed, sent: float, ahead: Mapping[str, int]) -> None:
+    def _hand_over(self, claimed: Claimed, sent: float) -> None:
         attempts = [Attempt(claim, sent) for claim in claimed.claims]
         for attempt in attempts:
             self._received(attempt)
@@ -489,8 +484,3 @@ def _with_more(claimed: Claimed, request: ClaimRequest) -> set[str]:
     given = Counter(claim.executor for claim in claimed.claims)
     sated = {name for name in asked if given[name] >= request.limits[name]}
     return sated if sated and len(claimed.claims) < request.limit else asked
-
-
-def claim_pair(claim: Claim) -> tuple[str, int]:
-    """What is left out of claims when this node cannot run it."""
-    return claim.target, claim.format

@@ -28,6 +28,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+from ratchet.domain.insertion import due_time
 from ratchet.domain.job import Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import (
     CLAIMABLE,
@@ -36,8 +37,6 @@ from ratchet.domain.lifecycle import (
     Execution,
     Status,
     Trigger,
-    after,
-    clamp,
 )
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import NO_BACKOFF, Backoff
@@ -138,13 +137,6 @@ def lane_of(status: Status, type_: JobType, executor: str, priority: int, due: d
 def lane(executor: str, priority: int) -> str:
     """The lane of an executor and a priority."""
     return f"{executor}/{int(priority)}"
-
-
-def due_time(new: NewJob, now: datetime) -> datetime:
-    """When a submitted job is due: as given, or after its delay, or now."""
-    if new.at is not None:
-        return clamp(new.at)
-    return now if new.delay is None else after(now, new.delay)
 
 
 # -- jobs -----------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from ratchet.domain.lifecycle import (
     Execution,
     Status,
     Trigger,
-    after,
-    clamp,
 )
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import NO_BACKOFF, Backoff
@@ -49,7 +47,8 @@ CLAIM_COLUMNS: Final = (
 INSERT_COLUMNS: Final = (
     "id", "status", "target", "payload", "format", "type", "executor", "priority", "scheduled_time",
     "created_at", "updated_at", "params", "max_retries", "backoff", "timeout", "tags", "idempotency_key",
-    "business_key", "principal", "resource", "on_success", "on_failure", "metadata",
+    "business_key", "principal", "resource", "on_success", "on_failure", "metadata", "version", "claim_seq",
+    "picked_by", "picked_at",
 )  # fmt: skip
 # What a transition needs to know of a job: `ratchet.domain.lifecycle.Row`, the owner and the key.
 GUARD_COLUMNS: Final = (
@@ -157,19 +156,21 @@ def decode_backoff(text: str) -> Backoff:
     return _decode_backoff(text) if text else NO_BACKOFF
 
 
-def due_time(new: NewJob, now: datetime) -> datetime:
-    """When a submitted job is due: as given, or after its delay, or now."""
-    if new.at is not None:
-        return clamp(new.at)
-    return now if new.delay is None else after(now, new.delay)
+def new_row(
+    new: NewJob, due: datetime, now: datetime, now_ms: int, business_key: str | None, *, claimed: bool = False
+) -> Stored:
+    """A submitted job in the order of INSERT_COLUMNS; unstorable text is a `UsageError`.
 
-
-def new_row(new: NewJob, now: datetime, now_ms: int, business_key: str | None) -> tuple[Stored, datetime]:
-    """A submitted job in the order of INSERT_COLUMNS, and its due time; unstorable text is a `UsageError`."""
-    due = due_time(new, now)
+    Args:
+        new: the job.
+        due: its due time.
+        now, now_ms: store time.
+        business_key: its own, or one that it takes over.
+        claimed: by `claim_for`, in this instant.
+    """
     row: Stored = [
         str(new.id),
-        new.start.value,
+        Status.RUNNING.value if claimed else new.start.value,
         new.target,
         new.payload,
         new.format,
@@ -191,9 +192,13 @@ def new_row(new: NewJob, now: datetime, now_ms: int, business_key: str | None) -
         new.on_success,
         new.on_failure,
         encode_map(new.metadata),
+        int(claimed),
+        int(claimed),
+        new.claim_for if claimed else None,
+        now_ms if claimed else None,
     ]
     _refuse_unstorable([*row, *new.tags] if new.tags else row)
-    return row, due
+    return row
 
 
 def job_from(row: Stored) -> Job:

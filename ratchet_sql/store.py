@@ -99,7 +99,10 @@ class SqliteStore:
         if unit is not None:
             raise CapabilityMissing(Capability.TRANSACTIONAL_ENQUEUE)
         answers = submission.insert(self.database, jobs)
-        if any(job.delay is None and job.at is None for job in jobs):
+        if any(
+            job.delay is None and job.at is None and answer.claim is None
+            for job, answer in zip(jobs, answers, strict=True)
+        ):
             self._backlog = True  # the next claim need not look first: a fifth of its way to the body
         return answers
 

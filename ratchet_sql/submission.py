@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from uuid import UUID
 
+from ratchet.domain.insertion import due_time
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import STARTS, Status
 from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, UsageError
@@ -48,15 +49,20 @@ def insert(database: Database, jobs: Sequence[NewJob]) -> list[Inserted]:
 
 
 def _insert_alone(database: Database, new: NewJob) -> Inserted:
-    due: datetime | None = None
+    answer: list[Inserted] = []
 
     def parameters(now_ms: int) -> dict[str, object]:
-        nonlocal due
-        row, due = new_row(new, from_ms(now_ms), now_ms, new.business_key)
-        return dict(zip(INSERT_COLUMNS, row, strict=True))
+        now = from_ms(now_ms)
+        answer[:] = [Inserted.of(new, now)]
+        return dict(zip(INSERT_COLUMNS, _row_of(new, answer[0], now, now_ms), strict=True))
 
     database.write_one(sql.INSERT_ONE, parameters)
-    return Inserted(new.id, created=True, status=new.start, scheduled_time=due)
+    return answer[0]
+
+
+def _row_of(new: NewJob, answer: Inserted, now: datetime, now_ms: int) -> Stored:
+    due = answer.scheduled_time or now
+    return new_row(new, due, now, now_ms, new.business_key, claimed=answer.claim is not None)
 
 
 def _insert(execute: Execute, jobs: Sequence[NewJob], now_ms: int) -> list[Inserted]:
@@ -65,7 +71,7 @@ def _insert(execute: Execute, jobs: Sequence[NewJob], now_ms: int) -> list[Inser
         execute, (j.idempotency_key for j in jobs if j.idempotency_key is not None)
     )
     answers: list[Inserted] = []
-    wanted: list[tuple[NewJob, Inserted]] = []
+    wanted: list[NewJob] = []
     rows: list[Stored] = []
     for new in jobs:
         key = new.idempotency_key
@@ -73,14 +79,13 @@ def _insert(execute: Execute, jobs: Sequence[NewJob], now_ms: int) -> list[Inser
             original, status = originals[key]
             answers.append(Inserted(original, created=False, status=status))
             continue
-        row, due = new_row(new, now, now_ms, new.business_key)
-        answer = Inserted(new.id, created=True, status=new.start, scheduled_time=due)
+        answer = Inserted.of(new, now)
         answers.append(answer)
-        wanted.append((new, answer))
-        rows.append(row)
+        wanted.append(new)
+        rows.append(_row_of(new, answer, now, now_ms))
         if key is not None:
-            originals[key] = (new.id, new.start)
-    _refuse_held_keys(execute, [new for new, _ in wanted])
+            originals[key] = (new.id, answer.status)
+    _refuse_held_keys(execute, wanted)
     insert_rows(execute, rows)
     return answers
 
@@ -164,7 +169,7 @@ def submitted_rows(
             if holder is not None and str(holder) != freed_by:
                 raise DuplicateBusinessKey({key: holder})
             holders[key] = (new.id, new.start)
-        rows.append(new_row(new, now, now_ms, key)[0])
+        rows.append(new_row(new, due_time(new, now), now, now_ms, key))
     return rows
 
 

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from ratchet.defaults.memory_data import NO_SUCH_JOB, MemoryData, due_time
+from ratchet.defaults.memory_data import NO_SUCH_JOB, MemoryData
 from ratchet.defaults.memory_reading import health, page
 from ratchet.defaults.memory_records import Record, Wanted
 from ratchet.domain.job import CallbackKind, Job, NewJob
@@ -120,21 +120,21 @@ class MemoryStore(JobStore):
         with data.lock:
             now = data.now()
             answers: list[Inserted] = []
-            fresh: list[NewJob] = []
+            fresh: list[tuple[NewJob, bool]] = []
             first: dict[str, Inserted] = {}
             for new in jobs:
                 key = new.idempotency_key
                 if key is not None and (known := first.get(key) or data.original(key)) is not None:
-                    answers.append(replace(known, created=False, scheduled_time=None))
+                    answers.append(known.again())
                     continue
-                answer = Inserted(new.id, created=True, status=new.start, scheduled_time=due_time(new, now))
+                answer = Inserted.of(new, now)
                 answers.append(answer)
-                fresh.append(new)
+                fresh.append((new, answer.claim is not None))
                 if key is not None:
                     first[key] = answer
-            data.check_new(fresh)
-            for new in fresh:
-                data.add(new, now)
+            data.check_new([new for new, _ in fresh])
+            for new, claimed in fresh:
+                data.add(new, now, claimed=claimed)
             return answers
 
     def get(self, job_id: UUID) -> Job | None:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from ratchet.defaults.memory_reading import matches
 from ratchet.defaults.memory_records import Lane, Record, Wanted
+from ratchet.domain.insertion import due_time
 from ratchet.domain.job import Claim, JobType, NewJob
 from ratchet.domain.lifecycle import (
     CLAIMABLE,
@@ -23,9 +24,7 @@ from ratchet.domain.lifecycle import (
     BusinessKey,
     Status,
     Trigger,
-    after,
     assign,
-    clamp,
     refusal,
 )
 from ratchet.domain.priority import effective_priority
@@ -121,8 +120,8 @@ class MemoryData:
         if conflicts:
             raise DuplicateBusinessKey(conflicts)
 
-    def add(self, new: NewJob, now: datetime) -> None:
-        """Insert a job that `check_new` has let pass."""
+    def add(self, new: NewJob, now: datetime, *, claimed: bool = False) -> None:
+        """Insert a job that `check_new` has let pass; `claimed`: with the claim of `claim_for`."""
         record = Record(new, due_time(new, now), now, self._lane(new))
         self.records[record.key] = record
         self.by_status[record.status].add(record)
@@ -134,6 +133,8 @@ class MemoryData:
             self.tagged.setdefault(tag, set()).add(record)
         if record.lane is not None and record.status in CLAIMABLE:
             record.lane.push(record, now)
+        if claimed:
+            self.transition(record, Change(Trigger.CLAIM, _NIL, incarnation=new.claim_for), now)
 
     def remove(self, record: Record) -> None:
         """Delete a job that holds no business key; its idempotency key stays taken."""
@@ -334,13 +335,6 @@ class MemoryData:
 
 
 NO_SUCH_JOB: Final = "there is no such job"
-
-
-def due_time(new: NewJob, now: datetime) -> datetime:
-    """When a job that is inserted now becomes due."""
-    if new.at is not None:
-        return clamp(new.at)
-    return after(now, new.delay) if new.delay is not None else now
 
 
 # -- forks ----------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class NewJob:
         at: the due time that the user gave.
         start: PENDING, or WAITING for a signal.
         metadata: further facts as text.
+        claim_for: the incarnation that would run it at once; see `ratchet.spi.store.JobStore.insert`.
     """
 
     id: UUID
@@ -75,6 +76,7 @@ class NewJob:
     on_success: str | None = None
     on_failure: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    claim_for: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

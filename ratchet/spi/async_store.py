@@ -77,6 +77,11 @@ class AsyncJobStore(Protocol):
         `created=False` (`status=None` if that job was purged). A repeat of a key within `jobs` answers the
         first. Keys are taken for ever, by `delete` too.
 
+        An entry with `claim_for` comes from a node with a free slot. The store may ignore that. Or it inserts
+        the job as claimed, if it is due and would be claimed (`ratchet.domain.insertion.first_claim`), and
+        answers `status` RUNNING and the claim: the same as `insert` and `claim` in one instant, for one commit
+        instead of two. Never with `unit`: nobody may run what its caller might still roll back.
+
         Args:
             jobs: in order; empty: nothing happens.
             unit: the caller's open transaction, where the store declares ``transactional-enqueue``.

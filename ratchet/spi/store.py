@@ -20,6 +20,7 @@ from datetime import datetime, timedelta
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from uuid import UUID
 
+from ratchet.domain.insertion import due_time, first_claim
 from ratchet.domain.job import CallbackKind, Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.priority import BOOST_INTERVAL, Priority
@@ -37,12 +38,31 @@ class Inserted:
         created: False if the key was taken.
         status: the job's status; None if it has been purged.
         scheduled_time: when it is due, of a created one.
+        claim: what the node that asked for it (`NewJob.claim_for`) holds at once; None: nothing.
     """
 
     id: UUID
     created: bool
     status: Status | None
     scheduled_time: datetime | None = None
+    claim: Claim | None = None
+
+    @classmethod
+    def of(cls, new: NewJob, now: datetime) -> Inserted:
+        """The answer for a job that is inserted now, with its claim where it has one (`first_claim`)."""
+        due = due_time(new, now)
+        claim = None if new.claim_for is None else first_claim(new, due, now)
+        return cls(
+            new.id,
+            created=True,
+            status=new.start if claim is None else Status.RUNNING,
+            scheduled_time=due,
+            claim=claim,
+        )
+
+    def again(self) -> Inserted:
+        """The answer for another entry with the same idempotency key."""
+        return Inserted(self.id, created=False, status=self.status)
 
 
 # -- claiming -------------------------------------------------------------------------------------
@@ -400,6 +420,11 @@ class JobStore(Protocol):
         An entry whose idempotency key is taken is not inserted; it answers the original with
         `created=False` (`status=None` if that job was purged). A repeat of a key within `jobs` answers the
         first. Keys are taken for ever, by `delete` too.
+
+        An entry with `claim_for` comes from a node with a free slot. The store may ignore that. Or it inserts
+        the job as claimed, if it is due and would be claimed (`ratchet.domain.insertion.first_claim`), and
+        answers `status` RUNNING and the claim: the same as `insert` and `claim` in one instant, for one commit
+        instead of two. Never with `unit`: nobody may run what its caller might still roll back.
 
         Args:
             jobs: in order; empty: nothing happens.

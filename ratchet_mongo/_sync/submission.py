@@ -17,6 +17,7 @@ from uuid import UUID
 
 from pymongo.errors import BulkWriteError
 
+from ratchet.domain.insertion import due_time
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import SETTLED, STARTS
 from ratchet.errors import DuplicateBusinessKey, StoreError, StoreTransientError, UsageError
@@ -25,7 +26,7 @@ from ratchet_mongo._sync import keys, pending
 from ratchet_mongo._sync.database import MongoDatabase
 from ratchet_mongo._sync.flavour import find
 from ratchet_mongo._sync.settling import read_guards
-from ratchet_mongo.documents import STATUS, Document, due_time, hidden, new_document, spilled_range, storable
+from ratchet_mongo.documents import STATUS, Document, hidden, new_document, spilled_range, storable
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
 _TRIES: Final = 20

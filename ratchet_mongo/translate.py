@@ -33,15 +33,23 @@ _LABELS: Final = (
 _AGAIN: Final = frozenset({
     6,  # HostUnreachable
     7,  # HostNotFound
+    43,  # CursorNotFound: killed or lost between two batches of a read, which is begun anew
+    63,  # StaleShardVersion
     64,  # WriteConcernFailed: written, not yet by a majority
     89,  # NetworkTimeout
     91,  # ShutdownInProgress
     112,  # WriteConflict
+    133,  # FailedToSatisfyReadPreference
     134,  # ReadConcernMajorityNotAvailableYet
+    150,  # StaleEpoch
+    175,  # QueryPlanKilled: an index was made or dropped meanwhile
     189,  # PrimarySteppedDown
     202,  # NetworkInterfaceExceededTimeLimit
     234,  # RetryChangeStream
+    237,  # CursorKilled
     262,  # ExceededTimeLimit
+    365,  # TemporarilyUnavailable
+    9001,  # SocketException
     10107,  # NotWritablePrimary
     11600,  # InterruptedAtShutdown
     11602,  # InterruptedDueToReplStateChange
@@ -51,8 +59,9 @@ _AGAIN: Final = frozenset({
 })  # fmt: skip
 """Codes that pass by themselves; every write here is fenced or carries a token, so that it may be repeated."""
 
-_LATER: Final = frozenset({24, 50, 14031, 46841})
-"""Lock time-out, time limit, disk full, out of memory: not at once, but without anybody changing the call."""
+_LATER: Final = frozenset({24, 50, 100, 11601, 14031, 46841})
+"""Lock time-out, time limit, too few members, killed by an operator, disk full, out of memory: not at once,
+but without anybody changing the call."""
 
 _ADVICE: Final = {
     13: "does not let this user do that; grant readWrite on its database",
@@ -64,8 +73,13 @@ _ADVICE: Final = {
     17280: "cannot index a key of this length; make the key shorter",
 }
 
+_LONGEST: Final = 200
+"""Characters of what the server or the driver said that are passed on."""
+
 TRANSACTIONS_MISSING: Final = 20
 DUPLICATE_KEY: Final = 11000
+_QUOTING: Final = frozenset({9, 40, 121, DUPLICATE_KEY})
+"""Codes whose message quotes what was sent: parse errors, conflicting updates, validation, keys."""
 
 
 def codes(error: PyMongoError) -> set[int]:
@@ -118,9 +132,31 @@ def translated(error: PyMongoError, name: str) -> StoreError:
     if isinstance(error, ConfigurationError):
         known = "cannot be used as it is configured; see the cause"
     if known is None:
-        known = "could not answer; try again" if transient else "refused a command; see the cause"
+        said = _said(error)
+        known = f"could not answer; try again{said}" if transient else f"refused a command{said}"
     family = StoreTransientError if transient else StorePermanentError
-    return family(f"the MongoDB database {name!r} {known} ({told}: {error})")
+    return family(f"the MongoDB database {name!r} {known} ({told})")
+
+
+def unusable(error: Exception) -> StorePermanentError:
+    """What to raise where no client can be made; the driver's text may have parts of a password."""
+    return StorePermanentError(
+        "no client can be made from the MongoDB URL: see to its host, port and options, and percent-encode user "
+        f"name and password ({type(error).__name__})"
+    )
+
+
+def _said(error: PyMongoError) -> str:
+    """What the server or the driver said, without what it quotes: whole commands and documents, payloads included."""
+    if isinstance(error, BulkWriteError) or codes(error) & _QUOTING:
+        return ""
+    if isinstance(error, OperationFailure):
+        details = error.details or {}
+        text = str(details.get("errmsg") or "")
+    else:
+        text = str(error).partition(" (configured timeouts")[0]  # behind it: settings, the whole topology
+    text = " ".join(text.split())
+    return f": {text[:_LONGEST]}" if text else ""
 
 
 __all__ = [
@@ -130,4 +166,5 @@ __all__ = [
     "is_duplicate",
     "is_retryable",
     "translated",
+    "unusable",
 ]

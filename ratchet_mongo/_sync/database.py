@@ -33,7 +33,7 @@ from ratchet_mongo._sync.flavour import (
 )
 from ratchet_mongo.documents import whole
 from ratchet_mongo.indexes import INDEXES
-from ratchet_mongo.translate import is_retryable, translated
+from ratchet_mongo.translate import is_retryable, translated, unusable
 
 T = TypeVar("T")
 _log = logging.getLogger("ratchet.store")
@@ -124,7 +124,10 @@ class MongoDatabase:
             with self._making:
                 if self._own is None or self._pid != os.getpid():
                     self._collections = {}
-                    self._own = make_client(str(self._url), **self._missing_options())
+                    try:
+                        self._own = make_client(str(self._url), **self._missing_options())
+                    except (PyMongoError, ValueError) as error:
+                        raise unusable(error) from error
                     close_with(self, self._own)
                     self._pid = os.getpid()
         return self._own
@@ -271,6 +274,10 @@ def database_name(name: str | None) -> str:
     """The database of a URL; `StorePermanentError` for a name that no server takes."""
     if name is None:
         return "ratchet"
+    if "@" in name:  # no part of it is shown: it may be one of a password
+        raise StorePermanentError(
+            "the database of the MongoDB URL has an '@' in its name; percent-encode user name and password"
+        )
     if not name or len(name.encode()) > 63 or any(c in name for c in '/\\. "$\0'):
         raise StorePermanentError(f"{name!r} cannot be the name of a MongoDB database")
     return name

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli import conformance, dlq, jobs, operate
+from ratchet.cli import conformance, dlq, doctor, jobs, operate
 from ratchet.cli.options import Json
 from ratchet.cli.work import app
 
@@ -18,6 +18,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(operate.schema, name="schema")
 app.command("health")(operate.health)
 app.command("nodes")(operate.nodes)
+app.command("doctor")(doctor.doctor)
 app.command("conformance")(conformance.conformance)
 
 

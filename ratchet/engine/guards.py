@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -236,6 +237,10 @@ class Custody:
         self._store, self._incarnation, self._known = store, incarnation, known
         self._claim_sent = claim_sent
         self._unknown: dict[tuple[UUID, int], float] = {}
+
+    def suspect(self, job_id: UUID) -> None:
+        """An insert with a claim has failed: if the claim was stored all the same, it goes back at once."""
+        self._unknown[job_id, 1] = -math.inf
 
     def check(self) -> float:
         """One comparison; answers the delay until the next."""

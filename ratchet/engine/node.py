@@ -16,6 +16,7 @@ from ratchet.engine import logs
 from ratchet.engine.attempt import Attempt, Ended, Pipeline
 from ratchet.engine.bodies import Bodies
 from ratchet.engine.bus import Bus
+from ratchet.engine.eager import Eager
 from ratchet.engine.ending import Callbacks, Endings, Waiters
 from ratchet.engine.guards import Custody, Heartbeat, Loop, Sweep, Watchdog, stuck
 from ratchet.engine.identity import identify, is_gone
@@ -70,6 +71,7 @@ class _Parts:
     heartbeat: Heartbeat
     watchdog: Watchdog
     sweep: Sweep
+    eager: Eager
     threads: ThreadSlots
     loop: LoopSlots
     processes: ProcessSlots
@@ -184,9 +186,17 @@ class Node:
             self._known,
             claim_sent=lambda: poller.claim_sent,
         )
-        parts = _Parts(
-            settler, poller, bodies, endings, callbacks, heartbeat, watchdog, sweep, threads, loop, processes
+        eager = Eager(
+            store,
+            self.info.incarnation,
+            has_room_for=poller.has_room_for,
+            take=poller.take,
+            suspect=custody.suspect,
         )
+        parts = _Parts(
+            settler, poller, bodies, endings, callbacks, heartbeat, watchdog, sweep, eager,
+            threads, loop, processes,
+        )  # fmt: skip
         parts.loops = [
             # Asked for again well within the fence: an outage must not cost the time of a back-off on top.
             Loop("heartbeat", heartbeat.beat, patience=min(1.0, max(heartbeat.interval / 3, 0.1))),
@@ -397,12 +407,14 @@ class Node:
         if self._state == "running":
             self._state = "stopping"
         parts.poller.stop(min(5.0, timeout / 2))
+        parts.eager.close(min(5.0, timeout / 2, end - time.monotonic()))
         self._return_unstarted()
         self._wait_for_bodies(end - min(MAX_NOTICE, timeout / 2))
         for attempt in list(self._known.values()):
             attempt.request_stop("shutdown")
         self._wait_for_bodies(end)
         parts.poller.stop(max(end - time.monotonic(), 0.0))  # a claim under way gives back what it brings
+        parts.eager.close(end - time.monotonic())
         released_ids = self._release_unfinished()
         written = parts.settler.flush(max(1.0, end - time.monotonic()))
         parts.callbacks.drain(max(0.1, min(1.0, end - time.monotonic())))

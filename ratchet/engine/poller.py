@@ -28,6 +28,7 @@ from ratchet.spi.executor import Executor, ExecutorRefused
 from ratchet.spi.store import Claimed, ClaimRequest, JobStore
 
 if TYPE_CHECKING:
+    from ratchet.domain.job import Claim, NewJob
     from ratchet.engine.settler import Settler
     from ratchet.settings import ExecutionSettings
 
@@ -183,6 +184,35 @@ class Poller:
 
     def _waiting(self) -> int:
         return sum(each.waiting() for each in self._executors.values())
+
+    def has_room_for(self, new: NewJob) -> bool:
+        """True if this node would claim the job at once, were it stored now (asked by submitting threads)."""
+        executor, now = self._executors.get(new.executor), time.monotonic()
+        return (
+            executor is not None
+            and executor.busy() + executor.waiting() < executor.slots
+            and self._asked_all > -math.inf  # it has looked once; what was there before it came goes first
+            and not (self._backlog or self._wake.is_set() or self.claim_sent is not None)
+            and self._due_at > now
+            and self._alone is None
+            and new.executor not in self._resting
+            and self._settings.require_tags <= new.tags
+            and self._settings.exclude_tags.isdisjoint(new.tags)
+            and (new.target, new.format) not in self.left_out.now()
+            and not self._stop.is_set()
+            and self._may_claim()
+        )
+
+    def take(self, claim: Claim, sent: float) -> None:
+        """A claim that came with a submission: to its slot, or back to the store if there is none any more."""
+        attempt = Attempt(claim, sent)
+        self._received(attempt)
+        if self._stop.is_set():
+            self._give_back([attempt], "the node is stopping")
+        elif self._alone is not None:  # a strong suspect has come in between: nothing begins beside it
+            self._return([attempt], "not begun beside a job that has crashed before")
+        elif not self._submit(attempt):
+            self._give_back([attempt], "refused by the executor")
 
     def due_in(self, delay: timedelta) -> None:
         """A job of this node's own becomes due after `delay`: sleep no longer than that."""
@@ -387,21 +417,22 @@ class Poller:
         self._risky = {each for each in self._risky if not each.answered}
         if any(attempt.claim.crash_count for attempt in attempts):
             attempts = self._keep_apart(attempts)
-        refused: list[Attempt] = []
-        for attempt in attempts:
-            executor = self._executors[attempt.claim.executor]
-            try:
-                executor.submit(attempt)
-            except Exception as error:  # noqa: BLE001 - a refusal is an answer whatever its type
-                if not isinstance(error, ExecutorRefused):
-                    log.error("executor %s failed to take a job: %s", executor.name, type(error).__name__)
-                refused.append(attempt)
-                self._rest(attempt.claim.executor)
-            else:
-                if attempt.claim.executor in self._resting:
-                    self._resting.pop(attempt.claim.executor, None)
+        refused = [attempt for attempt in attempts if not self._submit(attempt)]
         if refused:
             self._give_back(refused, "refused by the executor")
+
+    def _submit(self, attempt: Attempt) -> bool:
+        """Hand it to its executor; False if that refuses."""
+        executor = self._executors[attempt.claim.executor]
+        try:
+            executor.submit(attempt)
+        except Exception as error:  # noqa: BLE001 - a refusal is an answer whatever its type
+            if not isinstance(error, ExecutorRefused):
+                log.error("executor %s failed to take a job: %s", executor.name, type(error).__name__)
+            self._rest(attempt.claim.executor)
+            return False
+        self._resting.pop(attempt.claim.executor, None)
+        return True
 
     def _keep_apart(self, attempts: list[Attempt]) -> list[Attempt]:
         """A batch with a job that has crashed a node before: see `ratchet.engine.apart`."""

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ratchet.domain.job import NewJob
     from ratchet.handle import JobHandle
+    from ratchet.spi.store import Inserted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -249,16 +250,26 @@ class Submitting(Parts):
         if again and self._are_stored(again, jobs):  # an earlier call stored them, and its answer was lost
             return [self._handle(job.id, created=True) for job in jobs]
         try:
-            answers = self.store.insert(jobs, unit=unit)
+            answers = self._insert_encoded(jobs, unit, again=bool(again))
         except UsageError:
             if again and self._are_stored(again, jobs):
                 return [self._handle(job.id, created=True) for job in jobs]
             raise
         created = [
-            (job, draft) for job, draft, answer in zip(jobs, drafts, answers, strict=True) if answer.created
+            (job, draft)
+            for job, draft, answer in zip(jobs, drafts, answers, strict=True)
+            if answer.created and answer.claim is None  # one with a claim is on its way to a slot
         ]
         self._inserted([job for job, _ in created], immediate=any(draft.immediate for _, draft in created))
         return [self._handle(answer.id, created=answer.created) for answer in answers]
+
+    def _insert_encoded(
+        self, jobs: Sequence[NewJob], unit: object | None, *, again: bool
+    ) -> Sequence[Inserted]:
+        node = self._running_node()
+        if node is not None and unit is None and len(jobs) == 1 and not again:
+            return node.parts.eager.insert(jobs[0])
+        return self.store.insert(jobs, unit=unit)
 
     def _are_stored(self, again: Sequence[UUID], jobs: Sequence[NewJob]) -> bool:
         return len(again) == len(jobs) == len(self.store.get_many(again))

@@ -42,6 +42,7 @@ from ratchet_sql.rows import dumps, execution_from, from_ms, job_from
 
 if TYPE_CHECKING:
     from ratchet.spi.coordinator import ClusterCoordinator
+    from ratchet.spi.doctor import Finding
     from ratchet_sql.connection import Database
 
 _CAPABILITIES = frozenset({str(Capability.WAKE_UPS)})
@@ -81,6 +82,12 @@ class SqliteStore:
         from ratchet_sql.coordinator import SqliteCoordinator
 
         return SqliteCoordinator(self.database)
+
+    def checks(self, *, quick: bool = False) -> Sequence[Finding]:
+        """What can be found out about the file; see `ratchet.spi.doctor.CheckedStore`."""
+        from ratchet_sql import checking
+
+        return checking.checks(self.database, quick=quick)
 
     # -- schema
 

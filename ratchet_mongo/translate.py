@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pymongo.errors import (
@@ -20,7 +21,14 @@ from pymongo.errors import (
     WTimeoutError,
 )
 
-from ratchet.errors import StoreError, StorePermanentError, StoreTransientError
+from ratchet.errors import (
+    DuplicateIdempotencyKey,
+    RatchetError,
+    StoreError,
+    StorePermanentError,
+    StoreTransientError,
+    UsageError,
+)
 
 _LABELS: Final = (
     "RetryableWriteError",
@@ -78,6 +86,9 @@ _LONGEST: Final = 200
 
 TRANSACTIONS_MISSING: Final = 20
 DUPLICATE_KEY: Final = 11000
+WRITE_CONFLICT: Final = 112
+NAMESPACE_EXISTS: Final = 48
+_AGAIN_LABEL: Final = "TransientTransactionError"
 _QUOTING: Final = frozenset({9, 40, 121, DUPLICATE_KEY})
 """Codes whose message quotes what was sent: parse errors, conflicting updates, validation, keys."""
 
@@ -138,6 +149,44 @@ def translated(error: PyMongoError, name: str) -> StoreError:
     return family(f"the MongoDB database {name!r} {known} ({told})")
 
 
+class TransactionAborted(StoreTransientError, PyMongoError):
+    """The caller's transaction was rolled back; run all of it again.
+
+    A driver's error, too, with the label by which ``session.with_transaction`` runs its callback again.
+    """
+
+    def __init__(self, message: str) -> None:
+        PyMongoError.__init__(self, message, error_labels=(_AGAIN_LABEL,))
+
+
+class IdempotencyKeyInUse(DuplicateIdempotencyKey, PyMongoError):
+    """Another transaction used the key first; this one was rolled back, and in a new one the key is answered.
+
+    A driver's error, too, with the label by which ``session.with_transaction`` runs its callback again.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        told = ", ".join(map(repr, keys))
+        message = f"idempotency key used by another transaction meanwhile; run this one again: {told}"
+        PyMongoError.__init__(self, message, error_labels=(_AGAIN_LABEL,))
+
+
+def translated_joined(error: PyMongoError, name: str) -> RatchetError:
+    """What to raise instead of `error` in the caller's transaction, chained to it by the caller.
+
+    A taken key is among what helps to run the transaction again: it was free in the transaction's view.
+    """
+    if error.has_error_label(_AGAIN_LABEL) or codes(error) & {DUPLICATE_KEY, WRITE_CONFLICT}:
+        told = ", ".join(str(code) for code in sorted(codes(error))) or type(error).__name__
+        return TransactionAborted(
+            f"the transaction on the MongoDB database {name!r} was rolled back; run it again, as "
+            f"session.with_transaction does ({told})"
+        )
+    if isinstance(error, InvalidOperation):
+        return UsageError(f"the session given as unit= cannot be used{_said(error)}")
+    return translated(error, name)
+
+
 def unusable(error: Exception) -> StorePermanentError:
     """What to raise where no client can be made; the driver's text may have parts of a password."""
     return StorePermanentError(
@@ -161,10 +210,15 @@ def _said(error: PyMongoError) -> str:
 
 __all__ = [
     "DUPLICATE_KEY",
+    "NAMESPACE_EXISTS",
     "TRANSACTIONS_MISSING",
+    "WRITE_CONFLICT",
+    "IdempotencyKeyInUse",
+    "TransactionAborted",
     "codes",
     "is_duplicate",
     "is_retryable",
     "translated",
+    "translated_joined",
     "unusable",
 ]

@@ -6,10 +6,17 @@ import asyncio
 import inspect
 from typing import Any, TypeAlias
 
+from ratchet.errors import UsageError
+from ratchet.spi.capabilities import Capability
+
+_CAPABILITIES = frozenset({str(Capability.TRANSACTIONAL_ENQUEUE)})
+
 Client: TypeAlias = Any
 """`pymongo.AsyncMongoClient`, or `motor.motor_asyncio.AsyncIOMotorClient`, which has no types."""
 Collection: TypeAlias = Any
 Database: TypeAlias = Any
+Session: TypeAlias = Any
+"""`pymongo.asynchronous.client_session.AsyncClientSession`, or Motor's, which wraps a synchronous one."""
 
 Lock = asyncio.Lock
 sleep = asyncio.sleep
@@ -48,10 +55,27 @@ async def find(
     return found
 
 
+def check_session(unit: object) -> Session:
+    """The session of the caller's transaction; `UsageError` for anything else."""
+    from pymongo.asynchronous.client_session import AsyncClientSession
+    from pymongo.synchronous.client_session import ClientSession
+
+    if isinstance(unit, AsyncClientSession) or isinstance(getattr(unit, "delegate", None), ClientSession):
+        return unit
+    kind = (
+        "a synchronous session"
+        if isinstance(unit, ClientSession)
+        else f"an object of type {type(unit).__name__}"
+    )
+    raise UsageError(
+        f"unit= of an asynchronous store is a session of AsyncMongoClient, or of Motor's client, not {kind}"
+    )
+
+
 class Extras:
-    """What only one of the flavours has: the async one has no more than the protocol."""
+    """What differs between the flavours: nothing is told to listeners by the async one."""
 
     @property
     def capabilities(self) -> frozenset[str]:
         """Names of the optional groups that this store declares."""
-        return frozenset()
+        return _CAPABILITIES

@@ -33,7 +33,7 @@ _LOOK_EVERY: Final = 0.01
 PATIENCE: Final = 1.0
 """Seconds for which a submission that may be under way is waited for; then it is called off."""
 
-_VIEW: Final = {"status": 1, "business_key": 1, "hold": 1, "outbox": 1, "fence": 1, "void": 1}
+VIEW: Final = {"status": 1, "business_key": 1, "hold": 1, "outbox": 1, "fence": 1, "void": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +110,15 @@ async def take(database: MongoDatabase, key: str, holder: UUID, via: Document | 
             return Taken(key, token)
         seen = entry
         if seen["holder"] == holder:
-            doc = await database.run(lambda: database.jobs.find_one({"_id": holder}, _VIEW))
+            doc = await database.run(lambda: database.jobs.find_one({"_id": holder}, VIEW))
             if doc is not None and holds(doc, key):
                 return Taken(
                     key, uuid4()
                 )  # it is stored already, which its insert will say; not ours to release
         else:
-            held = await _held(database, key, seen, waiting)
-            if held is not None:
-                return held
+            other = await held(database, key, seen, waiting)
+            if other is not None:
+                return other
         database.step("key about to pass on")
         change: Document = {"$set": mine} if via is not None else {"$set": mine, "$unset": {"via": ""}}
         entry = await database.run(
@@ -130,12 +130,12 @@ async def take(database: MongoDatabase, key: str, holder: UUID, via: Document | 
             entry = await database.run(lambda: entries.find_one({"_id": key}))
 
 
-async def _held(database: MongoDatabase, key: str, entry: Document, waiting: Waiting) -> Held | None:
+async def held(database: MongoDatabase, key: str, entry: Document, waiting: Waiting) -> Held | None:
     """Who holds the key by this entry; None if nobody does, and nobody who was about to will."""
     jobs, holder = database.jobs, entry["holder"]
     resolved = False
     while True:
-        doc = await database.run(lambda: jobs.find_one({"_id": holder}, _VIEW))
+        doc = await database.run(lambda: jobs.find_one({"_id": holder}, VIEW))
         if doc is None:
             if entry.get("via") is not None:
                 if resolved:
@@ -235,7 +235,7 @@ async def business_holder(database: MongoDatabase, key: str) -> Held | None:
     entry = await database.run(lambda: database.business.find_one({"_id": key}))
     while entry is not None:
         holder = entry["holder"]
-        doc = await database.run(lambda h=holder: database.jobs.find_one({"_id": h}, _VIEW))  # type: ignore[misc]
+        doc = await database.run(lambda h=holder: database.jobs.find_one({"_id": h}, VIEW))  # type: ignore[misc]
         if doc is None or doc.get("void"):
             return None
         if doc.get("outbox") is not None:
@@ -333,7 +333,7 @@ async def _original(database: MongoDatabase, entry: Document, waiting: Waiting |
     job_id: UUID = entry["job"]
     ended = False
     while True:
-        doc = await database.run(lambda: database.jobs.find_one({"_id": job_id}, _VIEW))
+        doc = await database.run(lambda: database.jobs.find_one({"_id": job_id}, VIEW))
         if doc is not None and "status" in doc:
             return Original(job_id, STATUS[doc["status"]])
         if entry.get("gone"):

@@ -10,8 +10,7 @@ from uuid import UUID
 from ratchet.domain.job import CallbackKind, Job, NewJob
 from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
-from ratchet.errors import CapabilityMissing, UsageError
-from ratchet.spi.capabilities import Capability
+from ratchet.errors import UsageError
 from ratchet.spi.clock import Clock
 from ratchet.spi.store import (
     Applied,
@@ -32,7 +31,7 @@ from ratchet.spi.store import (
     Selection,
     SettleAnswer,
 )
-from ratchet_mongo._async import bulk, claiming, keys, reading, recovering, settling, submission
+from ratchet_mongo._async import bulk, claiming, joining, keys, reading, recovering, settling, submission
 from ratchet_mongo._async.database import MongoDatabase, database_name
 from ratchet_mongo._async.flavour import Client, Extras
 from ratchet_mongo.moves import check
@@ -101,9 +100,10 @@ class AsyncMongoJobStore(Extras):
     # -- submission and reading by key
 
     async def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
-        """Insert all of `jobs` or none."""
+        """Insert all of `jobs` or none; `unit`: a session of the driver in an open transaction."""
+        submission.check(jobs)
         if unit is not None:
-            raise CapabilityMissing(Capability.TRANSACTIONAL_ENQUEUE)
+            return await joining.insert(self.database, jobs, unit)
         return await submission.insert(self.database, jobs)
 
     async def get(self, job_id: UUID) -> Job | None:

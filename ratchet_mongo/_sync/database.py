@@ -9,18 +9,19 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from bson.binary import UuidRepresentation
 from bson.codec_options import CodecOptions
 from pymongo import IndexModel, ReadPreference, WriteConcern
-from pymongo.errors import InvalidOperation, PyMongoError
+from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from ratchet.errors import StoreClosed, StorePermanentError, UsageError
+from ratchet.errors import StoreClosed, StoreError, StorePermanentError, UsageError
 from ratchet.spi.clock import Clock
 from ratchet_mongo._sync.flavour import (
     Client,
@@ -31,9 +32,9 @@ from ratchet_mongo._sync.flavour import (
     make_client,
     sleep,
 )
-from ratchet_mongo.documents import whole
+from ratchet_mongo.documents import Document, whole
 from ratchet_mongo.indexes import INDEXES
-from ratchet_mongo.translate import is_retryable, translated, unusable
+from ratchet_mongo.translate import NAMESPACE_EXISTS, is_retryable, translated, unusable
 
 T = TypeVar("T")
 _log = logging.getLogger("ratchet.store")
@@ -95,8 +96,10 @@ class MongoDatabase:
         self._clock = clock
         self._prefix = prefix
         self._ready = False
+        self._ready_for_units = False
         self._lock = Lock()
         self._closed = False
+        self._reached_by: weakref.WeakValueDictionary[int, Client] = weakref.WeakValueDictionary()
         self._offset: tuple[datetime, float] | None = (
             None  # server time and monotonic time, measured together
         )
@@ -179,6 +182,11 @@ class MongoDatabase:
         """Registered incarnations."""
         return self._collection("nodes")
 
+    @property
+    def probes(self) -> Collection:
+        """Written for a moment, to see whether another client has this database before it."""
+        return self._collection("probes")
+
     # -- calls
 
     def run(self, call: Callable[[], T]) -> T:
@@ -227,6 +235,40 @@ class MongoDatabase:
                 collection = self._collection(name)
                 self._tried(lambda c=collection, m=models: c.create_indexes(m))  # type: ignore[misc]
             self._ready = True
+
+    # -- transactions of others
+
+    def prepare_for_units(self) -> None:
+        """Create the collections that a transaction writes to: one over several shards cannot."""
+        if self._ready_for_units:
+            return
+        for collection in (self.jobs, self.business, self.idempotency):
+            try:
+                self.run(lambda c=collection: self.db.command("create", c.name))  # type: ignore[misc]
+            except StoreError as error:
+                cause = error.__cause__
+                if not isinstance(cause, OperationFailure) or cause.code != NAMESPACE_EXISTS:
+                    raise
+        self._ready_for_units = True
+
+    def is_reached_by(self, client: Client) -> bool:
+        """True if the client, which may be another one than ours, has this very database before it.
+
+        Addresses would not tell, because one server has many, nor would anything that a copy of the database
+        has, too. So it has to read what is written here for this question only.
+        """
+        if client is self.client or self._reached_by.get(id(client)) is client:
+            return True
+        probe: Document = {"_id": uuid4()}
+        self.run(lambda: self.probes.insert_one(probe))
+        theirs = client.get_database(self.name, **OPTIONS)[self.probes.name]
+        try:
+            found = self.run(lambda: theirs.find_one(probe))
+        finally:
+            self.run(lambda: self.probes.delete_one(probe))
+        if found is not None:
+            self._reached_by[id(client)] = client
+        return found is not None
 
     def close(self) -> None:
         """Let go of a client of our own."""

@@ -7,18 +7,21 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ratchet.errors import UsageError
 from ratchet.spi.capabilities import Capability
 
 if TYPE_CHECKING:
     from ratchet.spi.coordinator import ClusterCoordinator
     from ratchet_mongo._sync.database import MongoDatabase
 
-_CAPABILITIES = frozenset({str(Capability.WAKE_UPS)})
+_CAPABILITIES = frozenset({str(Capability.WAKE_UPS), str(Capability.TRANSACTIONAL_ENQUEUE)})
 
 Client: TypeAlias = Any
 """`pymongo.MongoClient`."""
 Collection: TypeAlias = Any
 Database: TypeAlias = Any
+Session: TypeAlias = Any
+"""`pymongo.client_session.ClientSession`."""
 
 Lock = threading.Lock
 sleep = time.sleep
@@ -51,6 +54,25 @@ def find(
 ) -> list[dict[str, Any]]:
     """All that a query answers."""
     return list(collection.find(where, *arguments, **options))
+
+
+def is_asynchronous(unit: object) -> bool:
+    """True for a session of `AsyncMongoClient` or of Motor's client."""
+    from pymongo.asynchronous.client_session import AsyncClientSession
+    from pymongo.synchronous.client_session import ClientSession
+
+    return isinstance(unit, AsyncClientSession) or isinstance(getattr(unit, "delegate", None), ClientSession)
+
+
+def check_session(unit: object) -> Session:
+    """The session of the caller's transaction; `UsageError` for anything else."""
+    from pymongo.synchronous.client_session import ClientSession
+
+    if isinstance(unit, ClientSession):
+        return unit
+    if is_asynchronous(unit):
+        raise UsageError("the session given as unit= is an asynchronous one; submit with AsyncScheduler")
+    raise UsageError(f"unit= is a session of MongoClient, not an object of type {type(unit).__name__}")
 
 
 class Extras:

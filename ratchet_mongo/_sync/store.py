@@ -13,8 +13,7 @@ from uuid import UUID
 from ratchet.domain.job import CallbackKind, Job, NewJob
 from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
-from ratchet.errors import CapabilityMissing, UsageError
-from ratchet.spi.capabilities import Capability
+from ratchet.errors import UsageError
 from ratchet.spi.clock import Clock
 from ratchet.spi.store import (
     Applied,
@@ -35,7 +34,7 @@ from ratchet.spi.store import (
     Selection,
     SettleAnswer,
 )
-from ratchet_mongo._sync import bulk, claiming, keys, reading, recovering, settling, submission
+from ratchet_mongo._sync import bulk, claiming, joining, keys, reading, recovering, settling, submission
 from ratchet_mongo._sync.database import MongoDatabase, database_name
 from ratchet_mongo._sync.flavour import Client, Extras
 from ratchet_mongo.moves import check
@@ -104,9 +103,10 @@ class MongoJobStore(Extras):
     # -- submission and reading by key
 
     def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
-        """Insert all of `jobs` or none."""
+        """Insert all of `jobs` or none; `unit`: a session of the driver in an open transaction."""
+        submission.check(jobs)
         if unit is not None:
-            raise CapabilityMissing(Capability.TRANSACTIONAL_ENQUEUE)
+            return joining.insert(self.database, jobs, unit)
         return submission.insert(self.database, jobs)
 
     def get(self, job_id: UUID) -> Job | None:

@@ -34,14 +34,18 @@ _CHUNK: Final = 1000
 _SETTLED: Final[Document] = {"$in": sorted(status.value for status in SETTLED)}
 
 
-def insert(database: MongoDatabase, jobs: Sequence[NewJob]) -> list[Inserted]:
-    """See `ratchet.spi.store.JobStore.insert`."""
+def check(jobs: Sequence[NewJob]) -> None:
+    """Refuse what cannot be stored."""
     for new in jobs:
         if new.start not in STARTS:
             raise UsageError(f"a job starts {' or '.join(sorted(STARTS))}, not {new.start}")
         for key in (new.idempotency_key, new.business_key):
             if key is not None and not storable(key):
                 raise UsageError(f"a NUL character or a lone surrogate cannot be stored: {key[:100]!a}")
+
+
+def insert(database: MongoDatabase, jobs: Sequence[NewJob]) -> list[Inserted]:
+    """See `ratchet.spi.store.JobStore.insert`; what `check` refuses is not among `jobs`."""
     if not jobs:
         return []
     for _ in range(_TRIES):

@@ -67,7 +67,12 @@ INDEXES: Final[tuple[Index, ...]] = (
         "the members of an operation; the sweep: documents not decided upon",
         {"hold.id": _THERE},
     ),
-    Index("jobs", "created", (("created_at", -1), ("_id", 1)), "pages by creation"),
+    Index(
+        "jobs",
+        "created",
+        (("created_at", -1), ("_id", 1)),
+        "pages by creation, read backwards for the oldest first",
+    ),
     Index(
         "jobs",
         "status",
@@ -89,6 +94,13 @@ INDEXES: Final[tuple[Index, ...]] = (
         "bulk requeue: failed jobs, oldest first",
         {"status": ROWS[Trigger.REQUEUE].sources[0].value},
     ),
+    Index(
+        "jobs",
+        "failed_ended",
+        (("status", 1), ("ended_at", -1), ("_id", 1)),
+        "pages of the dead-letter queue, latest first",
+        {"status": ROWS[Trigger.REQUEUE].sources[0].value},
+    ),
     Index("jobs", "tags", (("tags", 1), ("created_at", -1), ("_id", 1)), "pages by tag", {"tags": _THERE}),
     Index(
         "jobs",
@@ -105,4 +117,11 @@ INDEXES: Final[tuple[Index, ...]] = (
         {"principal": _THERE},
     ),
     Index("operations", "age", (("at", 1),), "the sweep: bulk operations to complete or undo"),
+    Index(
+        "operations",
+        "committed",
+        (("state", 1),),
+        "before whatever is read: operations that are decided and not yet carried out",
+        {"state": "committed"},
+    ),
 )

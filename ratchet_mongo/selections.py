@@ -56,7 +56,10 @@ def where(selection: Selection, statuses: frozenset[Status] | None = None) -> Do
     if s.priorities:
         found["priority"] = {"$in": sorted(int(p) for p in s.priorities)}
     if s.tags:
-        found["tags"] = {"$all": sorted(s.tags)}
+        # By equality, which every planner looks up; of several tags the first is.
+        found["tags"], *others = sorted(s.tags)
+        if others:
+            found["$and"] = [{"tags": tag} for tag in others]
     if s.business_key is not None:
         found["business_key"] = s.business_key
     if s.principal is not None:
@@ -139,16 +142,26 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One query of a page: a page by end is the settled jobs, then those that have no end."""
+    """One query of a page: a page by end is the settled jobs, then those that have no end.
+
+    Attributes:
+        where: its filter.
+        sort: its order.
+        ties: its order is that of an index read backwards, in which jobs of one instant come by id
+            descending: see `in_order` and `last_ties`.
+    """
 
     where: Document
     sort: list[tuple[str, int]]
+    ties: bool = False
 
 
 def parts(base: Document, order: Order, after: Cursor | None) -> list[Part]:
     """The queries that a page is read from, in order, each only if the ones before did not fill it."""
     name, direction = ORDERS[order]
     by_id = [("_id", 1)]
+    if order == "created_asc":
+        return _oldest_first(base, after)
     behind_id: Document = {"_id": {"$gt": after.job_id}} if after is not None else {}
     if name is None:
         return [Part(both(base, behind_id), by_id)]
@@ -171,3 +184,29 @@ def parts(base: Document, order: Order, after: Cursor | None) -> list[Part]:
     if without_end:
         found.append(Part(both(base, {name: None}), by_id))
     return found
+
+
+def _oldest_first(base: Document, after: Cursor | None) -> list[Part]:
+    """Pages by creation, ascending, from the indexes that list the newest first: none is kept for this alone."""
+    backwards = [("created_at", 1), ("_id", -1)]
+    if after is None:
+        return [Part(base, backwards, ties=True)]
+    value = _EPOCH + (after.value or 0) * MS
+    same: Document = {"created_at": value, "_id": {"$gt": after.job_id}}
+    return [
+        Part(both(base, same), [("_id", 1)]),
+        Part(both(base, {"created_at": {"$gt": value}}), backwards, ties=True),
+    ]
+
+
+def in_order(docs: list[Document]) -> list[Document]:
+    """What a part with `ties` answered, jobs of one instant by id ascending."""
+    return sorted(docs, key=lambda doc: (doc["created_at"], doc["_id"]))
+
+
+def last_ties(part: Part, docs: list[Document]) -> Part:
+    """For a part with `ties` whose answer was cut off: the query for the jobs of the last instant, in order.
+
+    Those that were answered are the highest ids of that instant, and the page needs the lowest.
+    """
+    return Part(both(part.where, {"created_at": docs[-1]["created_at"]}), [("_id", 1)])

@@ -32,7 +32,17 @@ from ratchet_mongo.documents import (
     job_from,
     spilled_range,
 )
-from ratchet_mongo.selections import EVERY_STATUS, MOST, ORDERS, Cursor, parts, where
+from ratchet_mongo.selections import (
+    EVERY_STATUS,
+    MOST,
+    ORDERS,
+    Cursor,
+    Part,
+    in_order,
+    last_ties,
+    parts,
+    where,
+)
 
 _CHUNK: Final = 1000
 _PENDING: Final = next(iter(CLAIMABLE)).value
@@ -86,16 +96,25 @@ def find(database: MongoDatabase, selection: Selection, order: Order, limit: int
     pending.help_decided(database)
     docs: list[Document] = []
     for part in parts(where(selection), order, after):
-        missing = limit + 1 - len(docs)
-        docs += database.run(
-            lambda p=part, n=missing: query(database.jobs, p.where, JOB_VIEW, sort=p.sort, limit=n)  # type: ignore[misc]
-        )
+        docs += _part(database, part, limit + 1 - len(docs))
         if len(docs) > limit:
             break
     more = len(docs) > limit
     del docs[limit:]
     following = Cursor.after(docs[-1], order).encode() if more else None
     return Page([job_from(doc) for doc in docs], following)
+
+
+def _part(database: MongoDatabase, part: Part, limit: int) -> list[Document]:
+    """The first jobs of a part."""
+    docs = database.run(lambda: query(database.jobs, part.where, JOB_VIEW, sort=part.sort, limit=limit))
+    if not part.ties:
+        return docs
+    if len(docs) == limit:
+        same = last_ties(part, docs)
+        docs = [doc for doc in docs if doc["created_at"] != docs[-1]["created_at"]]
+        docs += _part(database, same, limit - len(docs))
+    return in_order(docs)
 
 
 def count(database: MongoDatabase, selection: Selection) -> int:

@@ -342,11 +342,17 @@ class JobBuilder(BuilderWords, Generic[R]):
         """Store the job.
 
         Args:
-            unit: the caller's open transaction, where the store can join it: the job exists exactly if
-                that commits.
+            unit: the caller's open transaction, where the store can join it (a session of PyMongo): the
+                job exists exactly if that commits, and nodes are woken after the commit. Until then the
+                handle's `status` is None and `result` raises `JobPurged`, and after a rollback for ever. A
+                builder is submitted once: where the transaction may be repeated, make it in the part that is.
 
         Raises:
             DuplicateBusinessKey: the key is held.
+            DuplicateIdempotencyKey: in a transaction that the database has rolled back because another one
+                used the key meanwhile; in a new one the same submission is answered the original.
+            CapabilityMissing: the store cannot join transactions.
+            UsageError: `unit` is no open transaction on the store's database.
             PayloadError: something cannot travel.
             StoreError: the store did not answer; calling `submit` again on this builder stores one job in all.
         """

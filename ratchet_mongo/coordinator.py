@@ -159,7 +159,10 @@ class MongoCoordinator:
         """What an event says to this node; None: its own work, or not due yet, or no new work."""
         if event["operationType"] == "insert":
             doc = event["fullDocument"]
-            if doc["scheduled_time"] > doc["created_at"] or self._database.is_own(doc.get("write")):
+            if self._database.is_own(doc.get("write")):
+                return None
+            # Asked of the clock, because a transaction may commit a job when its time has come already.
+            if doc["scheduled_time"] > doc["created_at"] and doc["scheduled_time"] > self._database.now():
                 return None
             lane = doc["lane"]
         else:

@@ -136,10 +136,10 @@ class AsyncScheduler:
     async def enqueue_now(
         self, func: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> AsyncJobHandle[Any]:
-        """Submit `func(*args, **kwargs)` at once, and tell the other nodes."""
+        """Submit `func(*args, **kwargs)` at once, and tell the other nodes; as `Scheduler.enqueue_now`."""
         draft = self.scheduler._draft(func, args, kwargs)
         draft.immediate = True
-        return await self._submit(draft)
+        return await self._submit(draft, None)
 
     @overload
     def schedule(
@@ -175,6 +175,7 @@ class AsyncScheduler:
         options: JobOptions | None = None,
         idempotency_key: Callable[..., str | None] | None = None,
         business_key: Callable[..., str | None] | None = None,
+        unit: object | None = None,
     ) -> list[AsyncJobHandle[R]]: ...
     @overload
     async def enqueue_many(
@@ -185,6 +186,7 @@ class AsyncScheduler:
         options: JobOptions | None = None,
         idempotency_key: Callable[..., str | None] | None = None,
         business_key: Callable[..., str | None] | None = None,
+        unit: object | None = None,
     ) -> list[AsyncJobHandle[R]]: ...
 
     async def enqueue_many(
@@ -195,35 +197,49 @@ class AsyncScheduler:
         options: JobOptions | None = None,
         idempotency_key: Callable[..., str | None] | None = None,
         business_key: Callable[..., str | None] | None = None,
+        unit: object | None = None,
     ) -> list[AsyncJobHandle[Any]]:
         """Submit `func` once per entry, all or none; as `Scheduler.enqueue_many`.
 
         `arguments` is iterated, and the calls are checked and encoded, off the loop.
         """
-        handles = await self._bridge.run(
-            lambda: self.scheduler.enqueue_many(
-                func,
-                arguments,
-                options=options,
-                idempotency_key=idempotency_key,
-                business_key=business_key,
-            )
+        drafts = await self._bridge.run(
+            lambda: self.scheduler._drafts(func, arguments, options, idempotency_key, business_key)
         )
-        return [self._twin(each) for each in handles]
+        return await self._insert(drafts, unit)
 
-    async def submit_many(self, builders: Iterable[AsyncJobBuilder[Any]]) -> list[AsyncJobHandle[Any]]:
+    async def submit_many(
+        self, builders: Iterable[AsyncJobBuilder[Any]], *, unit: object | None = None
+    ) -> list[AsyncJobHandle[Any]]:
         """Submit several builders, of different functions if need be, all or none.
+
+        Args:
+            builders: of `enqueue` and `schedule`.
+            unit: the caller's open transaction, where the store can join it; see `AsyncJobBuilder.submit`.
 
         Raises:
             As `enqueue_many`; every builder can be submitted again then.
         """
         with ExitStack() as stack:
             drafts = [stack.enter_context(taken(each)) for each in several("builders", builders)]
-            handles = await self._bridge.run(lambda: self.scheduler._insert(drafts, None))
-        return [self._twin(each) for each in handles]
+            return await self._insert(drafts, unit)
 
-    async def _submit(self, draft: Draft) -> AsyncJobHandle[Any]:
-        return self._twin(await self._bridge.run(lambda: self.scheduler._submit(draft, None)))
+    async def _submit(self, draft: Draft, unit: object | None) -> AsyncJobHandle[Any]:
+        (handle,) = await self._insert([draft], unit)
+        return handle
+
+    async def _insert(self, drafts: Sequence[Draft], unit: object | None) -> list[AsyncJobHandle[Any]]:
+        scheduler = self.scheduler
+        store = None
+        if unit is not None:
+            store = await self._bridge.run(lambda: scheduler._store_for(unit))
+        if store is None:
+            handles = await self._bridge.run(lambda: scheduler._insert(drafts, unit))
+        else:
+            jobs, _ = await self._bridge.run(lambda: scheduler._encoded(drafts))
+            answers = await store.insert(jobs, unit=unit)
+            handles = await self._bridge.run(lambda: scheduler._answered(drafts, jobs, answers, unit))
+        return [self._twin(each) for each in handles]
 
     def _twin(self, handle: JobHandle[Any]) -> AsyncJobHandle[Any]:
         return AsyncJobHandle(handle.id, handle.created, self)

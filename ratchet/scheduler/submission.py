@@ -24,13 +24,14 @@ from ratchet.domain.options import JobOptions, OptionWords
 from ratchet.domain.priority import Priority
 from ratchet.errors import UsageError
 from ratchet.scheduler.parts import Parts
+from ratchet.spi.capabilities import AsyncUnits
 from ratchet.spi.coordinator import Hint
 
 if TYPE_CHECKING:
-    from uuid import UUID
 
     from ratchet.domain.job import NewJob
     from ratchet.handle import JobHandle
+    from ratchet.spi.async_store import AsyncJobStore
     from ratchet.spi.store import Inserted
 
 P = ParamSpec("P")
@@ -110,7 +111,11 @@ class Submitting(Parts):
     def enqueue_now(self, func: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]: ...
 
     def enqueue_now(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        """Submit `func(*args, **kwargs)` at once, and tell the other nodes."""
+        """Submit `func(*args, **kwargs)` at once, and tell the other nodes.
+
+        All its keywords are the function's. In a transaction use ``enqueue(...).submit(unit=...)``: nobody is
+        told of a job before it is committed.
+        """
         draft = self._draft(func, args, kwargs)
         draft.immediate = True
         return self._submit(draft, None)
@@ -180,7 +185,7 @@ class Submitting(Parts):
             options: for all of them.
             idempotency_key, business_key: called with the arguments of each job, answers its key (or None),
                 like ``business_key="invoice-{0}".format``.
-            unit: the caller's open transaction, where the store can join it.
+            unit: the caller's open transaction, where the store can join it; see `JobBuilder.submit`.
 
         Returns:
             A handle per entry, in order; `created=False` where an idempotency key was taken.
@@ -196,6 +201,10 @@ class Submitting(Parts):
         self, builders: Iterable[JobBuilder[Any]], *, unit: object | None = None
     ) -> list[JobHandle[Any]]:
         """Submit several builders, of different functions if need be, all or none.
+
+        Args:
+            builders: of `enqueue` and `schedule`.
+            unit: the caller's open transaction, where the store can join it; see `JobBuilder.submit`.
 
         Raises:
             As `enqueue_many`; every builder can be submitted again then.
@@ -245,22 +254,39 @@ class Submitting(Parts):
         return handle
 
     def _insert(self, drafts: Sequence[Draft], unit: object | None) -> list[JobHandle[Any]]:
-        again = [draft.id for draft in drafts if draft.id is not None]
-        jobs = [self._submission.encode(draft) for draft in drafts]
-        if again and self._are_stored(again, jobs):  # an earlier call stored them, and its answer was lost
+        jobs, again = self._encoded(drafts)
+        if again and self._are_stored(jobs):  # an earlier call stored them, and its answer was lost
             return [self._handle(job.id, created=True) for job in jobs]
         try:
-            answers = self._insert_encoded(jobs, unit, again=bool(again))
+            answers = self._insert_encoded(jobs, unit, again=again)
         except UsageError:
-            if again and self._are_stored(again, jobs):
+            if again and self._are_stored(jobs):
                 return [self._handle(job.id, created=True) for job in jobs]
             raise
+        return self._answered(drafts, jobs, answers, unit)
+
+    def _encoded(self, drafts: Sequence[Draft]) -> tuple[list[NewJob], bool]:
+        """The jobs of `drafts`; True if an earlier call may have stored all of them."""
+        again = bool(drafts) and all(draft.id is not None for draft in drafts)
+        return [self._submission.encode(draft) for draft in drafts], again
+
+    def _answered(
+        self,
+        drafts: Sequence[Draft],
+        jobs: Sequence[NewJob],
+        answers: Sequence[Inserted],
+        unit: object | None,
+    ) -> list[JobHandle[Any]]:
         created = [
             (job, draft)
             for job, draft, answer in zip(jobs, drafts, answers, strict=True)
             if answer.created and answer.claim is None  # one with a claim is on its way to a slot
         ]
-        self._inserted([job for job, _ in created], immediate=any(draft.immediate for _, draft in created))
+        if unit is None:
+            self._inserted([job for job, _ in created], immediate=any(each.immediate for _, each in created))
+        else:
+            # A wake-up before the commit would make polls find nothing: the store sends it, after the commit.
+            self._expect([job for job, _ in created if job.delay or job.at is not None])
         return [self._handle(answer.id, created=answer.created) for answer in answers]
 
     def _insert_encoded(
@@ -271,24 +297,34 @@ class Submitting(Parts):
             return node.parts.eager.insert(jobs[0])
         return self.store.insert(jobs, unit=unit)
 
-    def _are_stored(self, again: Sequence[UUID], jobs: Sequence[NewJob]) -> bool:
-        return len(again) == len(jobs) == len(self.store.get_many(again))
+    def _store_for(self, unit: object) -> AsyncJobStore | None:
+        """Through which store a transaction of asyncio code is joined; None: through this scheduler's own."""
+        store = self.store
+        return store.async_store_for(unit) if isinstance(store, AsyncUnits) else None
+
+    def _are_stored(self, jobs: Sequence[NewJob]) -> bool:
+        return len(jobs) == len(self.store.get_many([job.id for job in jobs]))
 
     def _inserted(self, jobs: Sequence[NewJob], *, immediate: bool) -> None:
         """Tell the local poller when the new jobs are due, and the other nodes of urgent ones."""
-        node = self._running_node()
-        if node is not None and jobs:
-            poller, due_now = node.parts.poller, False
-            for job in jobs:
-                if job.at is not None:
-                    poller.due_in(max(job.at - self.store.now(), _ZERO))
-                elif job.delay:
-                    poller.due_in(job.delay)
-                else:
-                    due_now = True
-            if due_now:
-                poller.wake()
+        self._expect(jobs)
         urgent = [job for job in jobs if immediate or job.priority is Priority.CRITICAL]
         if urgent:
             hint = Hint(max(job.priority for job in urgent), self._name() or None, urgent[0].executor)
             self._coordinator().notify(hint)
+
+    def _expect(self, jobs: Sequence[NewJob]) -> None:
+        """Tell the local poller when the jobs are due."""
+        node = self._running_node()
+        if node is None or not jobs:
+            return
+        poller, due_now = node.parts.poller, False
+        for job in jobs:
+            if job.at is not None:
+                poller.due_in(max(job.at - self.store.now(), _ZERO))
+            elif job.delay:
+                poller.due_in(job.delay)
+            else:
+                due_now = True
+        if due_now:
+            poller.wake()

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from ratchet.spi.async_store import AsyncJobStore
     from ratchet.spi.coordinator import ClusterCoordinator
 
 
@@ -38,6 +39,26 @@ class WakeUps(Protocol):
         """A new coordinator over this store's own channel; the caller starts and closes it.
 
         Contracts: WAKE-01, WAKE-02.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncUnits(Protocol):
+    """Beside ``transactional-enqueue``: a synchronous store that joins transactions of asyncio code, too.
+
+    A transaction belongs to the client, and with asyncio to the event loop, that began it. A store without
+    this method is handed such a transaction by `JobStore.insert`, on a thread.
+    """
+
+    def async_store_for(self, unit: object) -> AsyncJobStore | None:
+        """The same jobs, to be awaited where `unit` was begun; it is not closed by the caller.
+
+        Returns:
+            None for whatever `JobStore.insert` takes itself, or refuses.
+
+        Raises:
+            UsageError: `unit` is a transaction of another database.
         """
         ...
 

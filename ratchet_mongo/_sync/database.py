@@ -93,12 +93,14 @@ class MongoDatabase:
         self._mark = os.urandom(8)
         self._making = threading.Lock()  # held for a moment, also on an event loop
         self._collections: dict[str, Collection] = {}
-        self._clock = clock
-        self._prefix = prefix
+        self.clock = clock
+        self.prefix = prefix
         self._ready = False
         self._ready_for_units = False
         self._lock = Lock()
         self._closed = False
+        self.expected: UUID | None = None
+        """A probe, left by a store of another flavour, by which its database is known through our client."""
         self._reached_by: weakref.WeakValueDictionary[int, Client] = weakref.WeakValueDictionary()
         self._offset: tuple[datetime, float] | None = (
             None  # server time and monotonic time, measured together
@@ -148,7 +150,7 @@ class MongoDatabase:
         client = self.client  # first: it may be a new one
         found = self._collections.get(name)
         if found is None:
-            found = client.get_database(self.name, **OPTIONS)[self._prefix + name]
+            found = client.get_database(self.name, **OPTIONS)[self.prefix + name]
             self._collections[name] = found
         return found
 
@@ -257,18 +259,38 @@ class MongoDatabase:
         Addresses would not tell, because one server has many, nor would anything that a copy of the database
         has, too. So it has to read what is written here for this question only.
         """
-        if client is self.client or self._reached_by.get(id(client)) is client:
-            return True
-        probe: Document = {"_id": uuid4()}
-        self.run(lambda: self.probes.insert_one(probe))
-        theirs = client.get_database(self.name, **OPTIONS)[self.probes.name]
-        try:
-            found = self.run(lambda: theirs.find_one(probe))
-        finally:
-            self.run(lambda: self.probes.delete_one(probe))
-        if found is not None:
+        if client is not self.client:
+            return self._has_reached(client)
+        expected = self.expected
+        if expected is not None:
+            found = self.run(lambda: self.probes.find_one({"_id": expected}))
+            if found is None and self.expected is not None:
+                return False
+            self.expected = None  # first: whoever asks meanwhile need not find it any more
+            self.remove_probe(expected)
+        return True
+
+    def _has_reached(self, client: Client) -> bool:
+        if self._reached_by.get(id(client)) is not client:
+            theirs = client.get_database(self.name, **OPTIONS)[self.probes.name]
+            probe = self.leave_probe()
+            try:
+                if self.run(lambda: theirs.find_one({"_id": probe})) is None:
+                    return False
+            finally:
+                self.remove_probe(probe)
             self._reached_by[id(client)] = client
-        return found is not None
+        return True
+
+    def leave_probe(self) -> UUID:
+        """Write what another client has to find."""
+        probe = uuid4()
+        self.run(lambda: self.probes.insert_one({"_id": probe}))
+        return probe
+
+    def remove_probe(self, probe: UUID) -> None:
+        """Undo `leave_probe`."""
+        self.run(lambda: self.probes.delete_one({"_id": probe}))
 
     def close(self) -> None:
         """Let go of a client of our own."""
@@ -283,8 +305,8 @@ class MongoDatabase:
         """Store time: the given clock, or this process's monotonic clock set by the server's."""
         if self._closed:
             raise StoreClosed("this store was closed; open another")
-        if self._clock is not None:
-            return whole(self._clock.now())
+        if self.clock is not None:
+            return whole(self.clock.now())
         here = time.monotonic()
         if self._offset is None or here - self._offset[1] > _MEASURE_EVERY:
             self._measure()

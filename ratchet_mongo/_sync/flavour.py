@@ -12,6 +12,7 @@ from ratchet.spi.capabilities import Capability
 
 if TYPE_CHECKING:
     from ratchet.spi.coordinator import ClusterCoordinator
+    from ratchet_mongo._async.store import AsyncMongoJobStore
     from ratchet_mongo._sync.database import MongoDatabase
 
 _CAPABILITIES = frozenset({str(Capability.WAKE_UPS), str(Capability.TRANSACTIONAL_ENQUEUE)})
@@ -79,6 +80,8 @@ class Extras:
     """What only one of the flavours has: the sync one can tell of work of other processes."""
 
     database: MongoDatabase
+    _twin: AsyncMongoJobStore | None = None
+    """Of the asynchronous client that was seen last; most applications have one."""
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -90,3 +93,19 @@ class Extras:
         from ratchet_mongo.coordinator import MongoCoordinator
 
         return MongoCoordinator(self.database)
+
+    def async_store_for(self, unit: object) -> AsyncMongoJobStore | None:
+        """The same jobs on the client of an asynchronous session; see `ratchet.spi.capabilities.AsyncUnits`."""
+        if not is_asynchronous(unit):
+            return None
+        client, ours = unit.client, self.database  # type: ignore[attr-defined]
+        _ = ours.client  # a closed store says so
+        twin = self._twin
+        if twin is None or twin.database.client is not client:
+            from ratchet_mongo._async.database import MongoDatabase
+            from ratchet_mongo._async.store import AsyncMongoJobStore
+
+            database = MongoDatabase(ours.name, client=client, clock=ours.clock, prefix=ours.prefix)
+            database.expected = ours.leave_probe()
+            self._twin = twin = AsyncMongoJobStore(database)
+        return twin

@@ -86,6 +86,8 @@ _LONGEST: Final = 200
 
 TRANSACTIONS_MISSING: Final = 20
 DUPLICATE_KEY: Final = 11000
+INDEX_CONFLICTS: Final = frozenset({85, 86})
+"""An index of this name, or of this specification, is there and not the same."""
 WRITE_CONFLICT: Final = 112
 NAMESPACE_EXISTS: Final = 48
 _AGAIN_LABEL: Final = "TransientTransactionError"
@@ -210,6 +212,7 @@ def _said(error: PyMongoError) -> str:
 
 __all__ = [
     "DUPLICATE_KEY",
+    "INDEX_CONFLICTS",
     "NAMESPACE_EXISTS",
     "TRANSACTIONS_MISSING",
     "WRITE_CONFLICT",

@@ -29,9 +29,17 @@ from ratchet_mongo._async.flavour import (
     make_client,
     sleep,
 )
-from ratchet_mongo.documents import Document, whole
+from ratchet_mongo.documents import whole
+from ratchet_mongo.examining import conflict
 from ratchet_mongo.indexes import INDEXES
-from ratchet_mongo.translate import NAMESPACE_EXISTS, is_retryable, translated, unusable
+from ratchet_mongo.translate import (
+    INDEX_CONFLICTS,
+    NAMESPACE_EXISTS,
+    codes,
+    is_retryable,
+    translated,
+    unusable,
+)
 
 T = TypeVar("T")
 _log = logging.getLogger("ratchet.store")
@@ -232,8 +240,19 @@ class MongoDatabase:
                 by_collection.setdefault(index.collection, []).append(model)
             for name, models in by_collection.items():
                 collection = self._collection(name)
-                await self._tried(lambda c=collection, m=models: c.create_indexes(m))  # type: ignore[misc]
+                try:
+                    await self._tried(lambda c=collection, m=models: c.create_indexes(m))  # type: ignore[misc]
+                except StorePermanentError as error:
+                    cause = error.__cause__
+                    if not isinstance(cause, PyMongoError) or not codes(cause) & INDEX_CONFLICTS:
+                        raise
+                    there = await self._tried(lambda c=collection: c.index_information())  # type: ignore[misc]
+                    raise StorePermanentError(conflict(name, collection.name, there)) from cause
             self._ready = True
+
+    def leave_indexes(self) -> None:
+        """Make no index by this handle: whoever only looks changes nothing."""
+        self._ready = True
 
     # -- transactions of others
 

@@ -12,6 +12,7 @@ from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import UsageError
 from ratchet.spi.clock import Clock
+from ratchet.spi.doctor import Finding
 from ratchet.spi.store import (
     Applied,
     Claimed,
@@ -31,7 +32,17 @@ from ratchet.spi.store import (
     Selection,
     SettleAnswer,
 )
-from ratchet_mongo._async import bulk, claiming, joining, keys, reading, recovering, settling, submission
+from ratchet_mongo._async import (
+    bulk,
+    checking,
+    claiming,
+    joining,
+    keys,
+    reading,
+    recovering,
+    settling,
+    submission,
+)
 from ratchet_mongo._async.database import MongoDatabase, database_name
 from ratchet_mongo._async.flavour import Client, Extras
 from ratchet_mongo.moves import check
@@ -88,6 +99,10 @@ class AsyncMongoJobStore(Extras):
             prefix: of the names of its collections.
         """
         return cls(MongoDatabase(database_name(database), client=client, clock=clock, prefix=prefix))
+
+    async def checks(self, *, quick: bool = False) -> Sequence[Finding]:
+        """What can be found out about the database; see `ratchet.spi.doctor.CheckedStore`."""
+        return await checking.checks(self.database, quick=quick)
 
     async def now(self) -> datetime:
         """Store time, UTC, whole milliseconds."""

@@ -26,10 +26,21 @@ class StoreUnavailable(Exception):
     """A store cannot run on this machine; the message is the reason."""
 
 
+def _mongodb(folder: Path) -> str:
+    """A database of its own on the server that the tests of this process share."""
+    from tests.mongo import servers  # not above: tests/lint has a copy of this file run alone
+
+    try:
+        return servers.database_url(f"t{uuid4().hex}")
+    except servers.NoServer as reason:
+        raise StoreUnavailable(str(reason)) from reason
+
+
 # name -> makes the URL of a fresh, empty store for one test, or raises StoreUnavailable.
 STORES: Final[Mapping[str, Callable[[Path], str]]] = {
     "memory": lambda folder: f"memory://t{uuid4().hex}",
     "sqlite": lambda folder: f"sqlite:///{folder / 'ratchet.db'}",
+    "mongodb": _mongodb,
 }
 
 

@@ -26,7 +26,8 @@ T = TypeVar("T")
 _SECOND: Final = timedelta(seconds=1)
 
 _CALLED: Final = (
-    "open", "open_async", "reset", "close", "advance", "seed", "crash_points", "open_process", "versions",
+    "open", "open_async", "reset", "close", "advance", "seed", "crash_points", "open_process", "transaction",
+    "versions",
 )  # fmt: skip
 """What the suite calls of a harness."""
 

@@ -20,6 +20,7 @@ _WHAT = {
     "seed": "the harness has no seed()",
     "crash_points": "the harness has no crash_points()",
     "open_process": "the harness has no open_process()",
+    "transaction": "the harness has no transaction(), or the database no transactions",
 }
 
 
@@ -34,9 +35,8 @@ def under_test(request: pytest.FixtureRequest, flavour: str) -> Iterator[UnderTe
     """The database of the harness, empty; a test whose contract needs more than the harness has ends here."""
     under_test = begin(request.config).under_test(flavour)
     asked = contract_of(getattr(request.node, "function", None))
-    for hook in asked.needs if asked else ():
-        if not under_test.harness.offers(hook):
-            not_offered(_WHAT[hook])
+    if asked and not asked.capability:
+        _check_hooks(under_test, asked)
     under_test.reset()
     yield under_test
     under_test.close_handles()
@@ -49,7 +49,15 @@ def store(request: pytest.FixtureRequest, under_test: UnderTest) -> JobStore:
     asked = contract_of(getattr(request.node, "function", None))
     if asked and asked.capability and asked.capability not in store.capabilities:
         pytest.skip(NOT_DECLARED + asked.capability)
+    if asked:
+        _check_hooks(under_test, asked)
     return store
+
+
+def _check_hooks(under_test: UnderTest, asked: Contract) -> None:
+    for hook in asked.needs:
+        if not under_test.harness.offers(hook):
+            not_offered(_WHAT[hook])
 
 
 @pytest.fixture

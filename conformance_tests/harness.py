@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 START: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 """Store time at the beginning of every test, where the harness has a clock."""
 
-HOOKS: Final = frozenset({"clock", "seed", "crash_points", "open_process", "soak"})
+HOOKS: Final = frozenset({"clock", "seed", "crash_points", "open_process", "transaction", "soak"})
 """What a harness may offer beyond `open` and `reset`; ``soak`` is the option --ratchet-soak."""
 
 FLAVOURS: Final = ("sync", "async")
@@ -100,6 +101,15 @@ class StoreHarness:
         """Something that can be pickled and, called in another process, opens a handle there.
 
         There the store's time is that of the machine.
+        """
+        raise NotImplementedError
+
+    def transaction(self, store: JobStore) -> AbstractContextManager[object]:
+        """Open a transaction of the application on the database of `store`, for ``insert(unit=...)``.
+
+        What the block is given is the unit. Leaving the block commits; leaving it by an exception rolls back
+        and lets the exception out. For a store of `open_async` it is an asynchronous context manager, used on
+        the event loop of that store. Only for stores that declare ``transactional-enqueue``.
         """
         raise NotImplementedError
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -18,10 +19,10 @@ from ratchet.domain.job import Job, JobType, NewJob
 from ratchet.domain.lifecycle import LATEST, Status, Trigger
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import Backoff
-from ratchet.domain.settlement import Change, Settlement
+from ratchet.domain.settlement import Change, Settlement, Submit
 from ratchet.errors import CapabilityMissing, DuplicateBusinessKey, StoreClosed, UsageError
 from ratchet.spi.capabilities import PROTOCOLS, Capability
-from ratchet.spi.store import Inserted, JobStore, NodeInfo, RecoverRequest, Selection
+from ratchet.spi.store import Inserted, JobStore, NodeInfo, RecoverRequest, Refused, Selection
 
 AWKWARD = "a.b $set %_*[x]' \"\\ é 漢 \U0001f600 \N{COMBINING ACUTE ACCENT}"
 HUGE = ["9223372036854775808", "-9223372036854775809", "11168737559087072609", "1" + "0" * 40]
@@ -207,6 +208,100 @@ def test_crud_18_created_at_stays(driver: Driver) -> None:
     """Transitions leave created_at alone."""
     job = driver.drive(Status.FAILED, eventful=True)
     assert job.created_at == START < job.updated_at
+
+
+# -- the first claim ------------------------------------------------------------------------------
+
+
+def _inserted_for(store: JobStore, **fields: Any) -> tuple[Inserted, Job]:
+    """A job that asks for its claim with the insert, and how it is stored: a store may grant that, or not."""
+    (answer,) = store.insert([new_job(claim_for="node-1", **fields)])
+    job = store.get(answer.id)
+    assert job is not None
+    assert job.status is answer.status is (Status.PENDING if answer.claim is None else Status.RUNNING)
+    return answer, job
+
+
+@contract("INSERT-17", needs=("clock",))
+def test_a_first_claim_is_an_insert_and_a_claim(store: JobStore, driver: Driver) -> None:
+    """A claim that came with an insert, and its row, are those of an insert and a claim in one instant."""
+    words = {
+        name: getattr(full_job(), name) for name in ("priority", "tags", "params", "backoff", "metadata")
+    }
+    answer, job = _inserted_for(store, **words)
+    if answer.claim is None:
+        assert (job.claim_seq, job.picked_by) == (0, None)
+        driver.claim_one(job.id)
+        job = driver.job(job.id)
+    twin = driver.submit(**words)
+    claim = driver.claim_one(twin)
+    assert driver.job(twin) == replace(job, id=twin)
+    if answer.claim is not None:
+        assert answer.claim == replace(claim, job_id=job.id)
+    assert {(job.claim_seq, job.version, job.picked_by, job.picked_at)} == {(1, 1, "node-1", START)}
+
+
+@contract("INSERT-18")
+def test_a_first_claim_is_held(store: JobStore, driver: Driver) -> None:
+    """Whoever got a claim with an insert holds it: nobody else does, and what follows is fenced by it."""
+    answer, job = _inserted_for(store, business_key="b", idempotency_key="i")
+    if answer.claim is None:
+        assert driver.claim_one(job.id, "node-2").claim_seq == 1
+        return
+    assert list(driver.claim("node-2").claims) == []
+    assert list(store.held("node-1")) == [(job.id, 1)]
+    assert store.find_by_key(business="b") == Inserted(job.id, created=False, status=Status.RUNNING)
+    with pytest.raises(DuplicateBusinessKey):
+        store.insert([new_job(claim_for="node-2", business_key="b")])
+    stale = store.settle(Settlement(Change(Trigger.SUCCEED, job.id, claim_seq=0)))
+    assert isinstance(stale, Refused)
+    driver.end(answer.claim, Trigger.RETRY, delay=timedelta())
+    assert [each.claim_seq for each in driver.history(job.id)] == [1]
+    assert driver.claim_one(job.id, "node-2").claim_seq == 2
+
+
+@contract("INSERT-19")
+def test_a_first_claim_dies_with_its_node(store: JobStore, driver: Driver) -> None:
+    """A claim that came with an insert is recovered from a dead node like any other."""
+    answer, job = _inserted_for(store)
+    if answer.claim is None:
+        driver.claim_one(job.id)
+    gone = RecoverRequest(grace=MINUTE, crash_budget=3, known_gone=frozenset({"node-1"}))
+    assert [(orphan.job_id, orphan.claim_seq) for orphan in store.recover(gone).recovered] == [(job.id, 1)]
+    assert (driver.job(job.id).status, driver.job(job.id).crash_count) == (Status.PENDING, 1)
+
+
+@contract("INSERT-20")
+def test_what_could_not_be_claimed_gets_no_first_claim(store: JobStore, driver: Driver) -> None:
+    """No claim comes with an insert that names no node, nor for a job that a claim would not have taken."""
+    assert store.insert([new_job()])[0].claim is None
+    driver.claim("node-0")
+    for words, status in (
+        ({"delay": MINUTE}, Status.PENDING),
+        ({"at": LATEST}, Status.PENDING),
+        ({"start": Status.WAITING}, Status.WAITING),
+        ({"type": JobType.BATCH}, Status.PENDING),
+    ):
+        (answer,) = store.insert([new_job(claim_for="node-1", **words)])
+        assert (answer.claim, answer.status) == (None, status)
+        assert driver.job(answer.id).status is status
+    first, repeat = (new_job(claim_for="node-1", idempotency_key="k") for _ in range(2))
+    answers = store.insert([first, repeat])
+    assert (answers[1].id, answers[1].created, answers[1].claim) == (first.id, False, None)
+    assert answers[1].status is answers[0].status is driver.job(first.id).status
+    assert store.insert([repeat])[0].claim is None
+    driver.submit(business_key="b")
+    with pytest.raises(DuplicateBusinessKey):
+        store.insert([new_job(claim_for="node-3"), new_job(business_key="b")])
+    assert list(store.held("node-3")) == []
+
+
+@contract("SETTLE-20")
+def test_a_job_that_a_settlement_submits_gets_no_first_claim(store: JobStore, driver: Driver) -> None:
+    """Nobody would learn of the claim of a job that is inserted as an effect: it is PENDING."""
+    old, new = driver.submit(), new_job(claim_for="node-1")
+    driver.settle(Trigger.REPLACE, old, Submit(new), superseded_by=new.id)
+    assert (driver.status(new.id), list(store.held("node-1"))) == (Status.PENDING, [])
 
 
 # -- idempotency keys -----------------------------------------------------------------------------
@@ -401,11 +496,10 @@ def test_capabilities_are_known_and_met(store: JobStore) -> None:
 
 
 @contract("INSERT-14")
-def test_a_unit_needs_the_capability(store: JobStore) -> None:
-    """A caller's transaction is refused by a store that does not declare it, and nothing is inserted."""
-    if Capability.TRANSACTIONAL_ENQUEUE in store.capabilities:
-        pytest.skip("this store joins a caller's transaction; its own tests show how")
-    with pytest.raises(CapabilityMissing):
+def test_a_unit_is_one_that_the_store_can_join(store: JobStore) -> None:
+    """What is no open transaction is refused, and every one by a store without the capability; nothing is inserted."""
+    joins = Capability.TRANSACTIONAL_ENQUEUE in store.capabilities
+    with pytest.raises(UsageError if joins else CapabilityMissing):
         store.insert([new_job()], unit=object())
     assert sum(store.counts().values()) == 0
 

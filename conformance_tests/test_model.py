@@ -29,7 +29,7 @@ from conformance_tests.driver import START, ids, new_job
 from conformance_tests.under_test import UnderTest
 from ratchet.defaults.memory import MemoryStore
 from ratchet.domain.ids import new_id
-from ratchet.domain.job import Claim, Job, JobType
+from ratchet.domain.job import Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import (
     HOLDS_BUSINESS_KEY,
     ROWS,
@@ -44,6 +44,7 @@ from ratchet.spi.store import (
     Applied,
     Claimed,
     ClaimRequest,
+    Inserted,
     JobStore,
     NodeInfo,
     Order,
@@ -154,10 +155,11 @@ class Stores(RuleBasedStateMachine):
         self.jobs: list[UUID] = []
         self.claims: list[Claim] = []
 
-    def both(self, node: str, call: Callable[[JobStore], Any]) -> Any:
+    def both(self, node: str, call: Callable[[JobStore], Any], *, oracle_last: bool = False) -> Any:
         """Ask both; the answers, or the errors, must be the same."""
         answers: list[tuple[Any, Any]] = []
-        for store in (self.oracle, self.handles[NODES.index(node)]):
+        stores = (self.oracle, self.handles[NODES.index(node)])
+        for store in reversed(stores) if oracle_last else stores:
             try:
                 answers.append((plain(call(store)), None))
             except RatchetError as error:
@@ -178,11 +180,21 @@ class Stores(RuleBasedStateMachine):
 
     # -- submission
 
-    @step(4, node=nodes, entries=st.lists(submissions, min_size=1, max_size=8))
-    def insert(self, node: str, entries: list[dict[str, Any]]) -> None:
-        new = [new_job(**fields) for fields in entries]
-        answers = self.both(node, lambda store: list(store.insert(new)))
+    @step(4, node=nodes, entries=st.lists(submissions, min_size=1, max_size=8), claims=st.booleans())
+    def insert(self, node: str, entries: list[dict[str, Any]], claims: bool) -> None:
+        asked = [new_job(**fields, claim_for=node if claims else None) for fields in entries]
+        granted: set[UUID] = set()  # a store may ignore the wish: the oracle is then told of none
+
+        def insert(store: JobStore) -> list[Inserted]:
+            if store is self.oracle:
+                return list(store.insert([_told(new, granted) for new in asked]))
+            answers = list(store.insert(asked))
+            granted.update(answer.id for answer in answers if answer.claim is not None)
+            return answers
+
+        answers = self.both(node, insert, oracle_last=True)
         self.jobs += [answer.id for answer in answers or () if answer.created]
+        self.claims += [answer.claim for answer in answers or () if answer.claim is not None]
 
     @step(1, node=nodes, at=st.lists(places, max_size=5))
     def delete(self, node: str, at: list[int]) -> None:
@@ -412,6 +424,10 @@ class Stores(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.oracle.close()
+
+
+def _told(new: NewJob, granted: set[UUID]) -> NewJob:
+    return new if new.id in granted else replace(new, claim_for=None)
 
 
 def _listed(claimed: Claimed) -> Claimed:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import pytest
 
@@ -113,6 +114,25 @@ class UnderTest:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.close()
+
+    @contextmanager
+    def transaction(self, handle: JobStore) -> Iterator[object]:
+        """A transaction of the application, committed at the end; rolled back by an exception."""
+        opened: Any = self.harness.transaction(self.behind(handle))
+        if not hasattr(opened, "__aenter__"):
+            with opened as unit:
+                yield unit
+            return
+        assert self._loop is not None
+        loop = self._loop
+        unit = loop.run(opened.__aenter__())
+        try:
+            yield unit
+        except BaseException as error:
+            if not loop.run(opened.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            loop.run(opened.__aexit__(None, None, None))
 
     def behind(self, handle: JobStore) -> JobStore:
         """The handle as the harness made it."""

@@ -13,10 +13,10 @@ from conformance_tests.mutants.base import killed_by
 from ratchet.defaults.memory import MemoryStore
 from ratchet.defaults.memory_data import MemoryData
 from ratchet.defaults.memory_records import Record
-from ratchet.domain.job import Claim, JobType
-from ratchet.domain.lifecycle import UNSCHEDULED, Status, Trigger
+from ratchet.domain.job import Claim, JobType, NewJob
+from ratchet.domain.lifecycle import LATEST, UNSCHEDULED, Status, Trigger
 from ratchet.domain.settlement import Change
-from ratchet.spi.store import Claimed, ClaimRequest
+from ratchet.spi.store import Claimed, ClaimRequest, Inserted
 
 _SECOND = timedelta(seconds=1)
 
@@ -350,3 +350,92 @@ class ClaimedJobGoesToTheEnd(MemoryData):
         super().transition(record, change, now)
         if change.trigger is Trigger.CLAIM:
             record.scheduled_time = now + _SECOND / 1000
+
+
+# -- claims that come with an insert --------------------------------------------------------------
+
+
+class _Grants(MemoryStore):
+    """Answers the claim that was asked for with an insert otherwise than the row says."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        return [
+            answer if new.claim_for is None else self.granted(new, answer)
+            for new, answer in zip(jobs, super().insert(jobs, unit=unit), strict=True)
+        ]
+
+    @abstractmethod
+    def granted(self, new: NewJob, answer: Inserted) -> Inserted:
+        """What is answered instead."""
+
+
+@killed_by("INSERT-17")
+class FirstClaimIsNotWritten(_Grants):
+    """A job that is answered as claimed with its insert is stored as PENDING, for everybody."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        answers = MemoryStore.insert(self, [replace(new, claim_for=None) for new in jobs], unit=unit)
+        return [
+            replace(Inserted.of(new, self.now()), id=answer.id) if answer.created else answer
+            for new, answer in zip(jobs, answers, strict=True)
+        ]
+
+    def granted(self, new: NewJob, answer: Inserted) -> Inserted:
+        return answer
+
+
+@killed_by("INSERT-18")
+class FirstClaimIsKeptSecret(_Grants):
+    """A job is stored as claimed with its insert, and nobody is told: it lies there."""
+
+    def granted(self, new: NewJob, answer: Inserted) -> Inserted:
+        return replace(answer, claim=None)
+
+
+@killed_by("INSERT-17")
+class FirstClaimIsTheNoughth(_Grants):
+    """A claim that comes with an insert carries a fence of its own, not that of the row."""
+
+    def granted(self, new: NewJob, answer: Inserted) -> Inserted:
+        return answer if answer.claim is None else replace(answer, claim=replace(answer.claim, claim_seq=0))
+
+
+@killed_by("INSERT-19")
+class FirstClaimHasNoOwner(MemoryData):
+    """A claim that comes with an insert is stored without its node, so that nobody recovers it."""
+
+    def add(self, new: NewJob, now: datetime, *, claimed: bool = False) -> None:
+        super().add(new, now, claimed=claimed)
+        if claimed:
+            record = self.records[new.id.int]
+            self.write(record, [("picked_at", LATEST)], now)
+            self.held[new.claim_for].discard(record)
+
+
+@killed_by("INSERT-20")
+class FirstClaimOfWhatIsNotDue(MemoryStore):
+    """A job that is to run later is claimed with its insert."""
+
+    def insert(self, jobs: Sequence[NewJob], *, unit: object | None = None) -> Sequence[Inserted]:
+        hasty = [replace(new, delay=None, at=None) if new.claim_for else new for new in jobs]
+        return super().insert(hasty, unit=unit)
+
+
+@killed_by("INSERT-20")
+class FirstClaimForARepeat(_Grants):
+    """A repeat under a taken idempotency key gets a claim of the original."""
+
+    def granted(self, new: NewJob, answer: Inserted) -> Inserted:
+        if answer.created:
+            return answer
+        data = self._data
+        with data.lock:
+            return replace(answer, claim=data.records[answer.id.int].claim(data.now()))
+
+
+@killed_by("SETTLE-20")
+class EffectsAreClaimed(MemoryData):
+    """A job that a settlement submits is claimed for its submitter, who never learns of it."""
+
+    def add(self, new: NewJob, now: datetime, *, claimed: bool = False) -> None:
+        super().add(new, now, claimed=claimed or new.claim_for is not None)

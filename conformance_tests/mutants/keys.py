@@ -197,8 +197,8 @@ class UnitIsIgnored(MemoryStore):
 class ParamsAreTheCallers(MemoryData):
     """The store keeps the caller's own dict of params, and what becomes of it."""
 
-    def add(self, new: NewJob, now: datetime) -> None:
-        super().add(new, now)
+    def add(self, new: NewJob, now: datetime, *, claimed: bool = False) -> None:
+        super().add(new, now, claimed=claimed)
         self.records[new.id.int].params = cast("dict[str, str]", new.params)
 
 

@@ -62,7 +62,7 @@ class Eager:
             self._leave()
 
     def _enter(self, job: NewJob) -> bool:
-        if not self._has_room_for(job):
+        if job.at is not None or job.delay is not None or not self._has_room_for(job):
             return False
         with self._changed:
             if self._closed:

@@ -94,7 +94,7 @@ class AsyncJobStore(Protocol):
                 job or by an earlier entry; nothing is inserted. Names all such keys.
             CapabilityMissing: `unit` was given and the store does not declare it.
 
-        Contracts: INSERT-01 ... INSERT-16.
+        Contracts: INSERT-01 ... INSERT-20.
         """
         ...
 
@@ -195,7 +195,7 @@ class AsyncJobStore(Protocol):
             DuplicateBusinessKey: a submitted job needs a key that another job holds; nothing is changed.
             DuplicateIdempotencyKey: a submitted job's idempotency key is taken; nothing is changed.
 
-        Contracts: FENCE-01 ... FENCE-06, SETTLE-01 ... SETTLE-19.
+        Contracts: FENCE-01 ... FENCE-06, SETTLE-01 ... SETTLE-20.
         """
         ...
 

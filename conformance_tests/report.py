@@ -140,7 +140,8 @@ class Results:
         if shown.verdict is Verdict.FAILED:
             return f"{len(shown.failed)} of {shown.cases} cases: {contract.sentence}"
         if shown.verdict is Verdict.NOT_DECLARED:
-            return f"the store does not declare {contract.capability!r}"
+            names = sorted({each.partition(": ")[2] for each in shown.absent})
+            return f"the store does not declare {', '.join(map(repr, names))}"
         if shown.verdict is Verdict.NOT_OFFERED:
             reasons = sorted({each.partition(": ")[2] for each in shown.absent})
             return f"{'; '.join(reasons)} ({'required' if contract.required else 'optional'})"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from inspect import isawaitable
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
@@ -16,6 +18,7 @@ from ratchet.domain.lifecycle import SETTLED
 from ratchet.spi.async_store import AsyncJobStore
 from ratchet.spi.store import JobStore
 from ratchet_mongo import AsyncMongoJobStore, MongoJobStore
+from ratchet_mongo._async.flavour import Client
 from ratchet_mongo.documents import lane_of, stored
 from ratchet_mongo.plugin import mongodb
 
@@ -87,6 +90,23 @@ class MongoHarness(StoreHarness):
         """The hook between the writes of one operation."""
         store.database.reached = reached  # type: ignore[attr-defined]
 
+    def transaction(self, store: JobStore) -> Any:
+        """A transaction on the store's own client."""
+        database = store.database  # type: ignore[attr-defined]
+        return (
+            _transaction(database.client)
+            if isinstance(store, MongoJobStore)
+            else _async_transaction(database.client)
+        )
+
+    def offers(self, hook: str) -> bool:
+        """A standalone server has no transactions, although a stand-in of one accepts them."""
+        return super().offers(hook) and (hook != "transaction" or self._has_transactions())
+
+    def _has_transactions(self) -> bool:
+        told = self._keeper.database.client.admin.command("hello")
+        return "setName" in told or told.get("msg") == "isdbgrid"
+
     def open_process(self) -> Callable[[], JobStore]:
         """Opens the database by the store's entry point."""
         return partial(mongodb.open, self.url)
@@ -103,6 +123,21 @@ class MongoHarness(StoreHarness):
             "database": f"MongoDB {server}",
             "driver": f"PyMongo {version('pymongo')}",
         }
+
+
+@contextmanager
+def _transaction(client: Client) -> Iterator[object]:
+    with client.start_session() as session, session.start_transaction():
+        yield session
+
+
+@asynccontextmanager
+async def _async_transaction(client: Client) -> AsyncIterator[object]:
+    opened = client.start_session()
+    async with await opened if isawaitable(opened) else opened as session:  # Motor's is awaited
+        started = session.start_transaction()
+        async with await started if isawaitable(started) else started:  # PyMongo's is
+            yield session
 
 
 class AsyncMongoHarness(MongoHarness):

@@ -14,6 +14,7 @@ from conformance_tests.mutants import (  # noqa: F401 - each registers its mutan
     reading,
     recovering,
     settling,
+    units,
 )
 from conformance_tests.mutants.base import REGISTERED, Mutant
 

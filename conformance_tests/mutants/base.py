@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from conformance_tests.mutants.joining import JoiningMemoryStore
 from ratchet.defaults.memory import MemoryStore
 from ratchet.defaults.memory_data import MemoryData
 from ratchet.spi.clock import Clock
@@ -24,6 +25,7 @@ class Mutant:
         killed_by: the id of the contract that must fail on it; others may fail too.
         group: what part of a store the fault is in.
         store, data: the two halves of the memory store, one of them with the fault.
+        sound: the store that it would be without the fault.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Mutant:
     group: str
     store: type[MemoryStore] = MemoryStore
     data: type[MemoryData] = MemoryData
+    sound: type[MemoryStore] = MemoryStore
 
     def open(self, clock: Clock | None = None) -> MemoryStore:
         """An empty store with the fault."""
@@ -62,7 +65,8 @@ def killed_by(contract: str) -> Callable[[Faulty], Faulty]:
         fault = " ".join((half.__doc__ or "").split())
         group = half.__module__.rpartition(".")[2].replace("_", " ")
         if issubclass(half, MemoryStore):
-            REGISTERED.append(Mutant(name, fault, contract, group, store=half))
+            sound = JoiningMemoryStore if issubclass(half, JoiningMemoryStore) else MemoryStore
+            REGISTERED.append(Mutant(name, fault, contract, group, store=half, sound=sound))
         elif issubclass(half, MemoryData):
             REGISTERED.append(Mutant(name, fault, contract, group, data=half))
         return half

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ from conformance_tests.harness import SettableClock
 from conformance_tests.memory import MemoryHarness
 from conformance_tests.mutants import MUTANTS
 from conformance_tests.mutants.base import Mutant
+from conformance_tests.mutants.joining import JoiningMemoryStore
 from ratchet.defaults.memory import MemoryStore
 from ratchet.errors import RatchetError
 from ratchet.spi.store import JobStore
@@ -28,6 +30,10 @@ from ratchet.spi.store import JobStore
 Fate: TypeAlias = Literal["killed", "survived", "broken", "no such contract"]
 
 _SOUND: Final = Mutant("sound", "None.", "", "")
+
+
+def _without_fault(mutant: Mutant) -> Mutant:
+    return replace(_SOUND, store=mutant.sound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,11 @@ class MutantHarness(MemoryHarness):
             return mutant.another(self._first)
         return mutant.another(self._first)
 
+    def transaction(self, store: JobStore) -> AbstractContextManager[object]:
+        """Of the stores that join one."""
+        assert isinstance(store, JoiningMemoryStore)
+        return store.transaction()
+
     def crash_points(self, store: JobStore, reached: Callable[[str], None]) -> None:
         """Call back before and after every write, and where the mutant itself has steps."""
         store.__dict__["reached"] = reached
@@ -109,8 +120,8 @@ class Judge:
             if shown is not None:
                 tests.setdefault(shown.id, []).append(item)
         unsound: dict[str, tuple[bool, str]] = {}
-        for contract in sorted({each.killed_by for each in self.mutants}):
-            failure = self._first_failure(_SOUND, tests.get(contract, []))
+        for contract, sound in {each.killed_by: _without_fault(each) for each in self.mutants}.items():
+            failure = self._first_failure(sound, tests.get(contract, []))
             if failure is not None:
                 unsound[contract] = failure
         for mutant in self.mutants:

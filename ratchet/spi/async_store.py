@@ -84,7 +84,12 @@ class AsyncJobStore(Protocol):
 
         Args:
             jobs: in order; empty: nothing happens.
-            unit: the caller's open transaction, where the store declares ``transactional-enqueue``.
+            unit: the caller's open transaction, where the store declares ``transactional-enqueue``; of what
+                kind is the store's to say. All that the submission writes is written in it, keys included:
+                nobody sees or claims a part before the commit, and a rollback leaves nothing. If the call
+                raises nothing of it may be committed. A key that an open transaction has taken is taken by
+                nobody yet: others wait, or are told to come again. The caller of `insert` sends no wake-up;
+                a store with ``wake-ups`` wakes every node after the commit, the inserting one included.
 
         Returns:
             One answer per entry, in order.
@@ -92,9 +97,12 @@ class AsyncJobStore(Protocol):
         Raises:
             DuplicateBusinessKey: an entry that would be inserted names a key that is held, by a stored
                 job or by an earlier entry; nothing is inserted. Names all such keys.
+            DuplicateIdempotencyKey: with `unit`, where the database aborts a transaction because another one
+                has used the key since it began; in a new one the key is answered.
+            UsageError: `unit` is no open transaction that this store can join.
             CapabilityMissing: `unit` was given and the store does not declare it.
 
-        Contracts: INSERT-01 ... INSERT-20.
+        Contracts: INSERT-01 ... INSERT-20, UNIT-01 ... UNIT-11.
         """
         ...
 

@@ -35,6 +35,9 @@ class Index:
     only: Mapping[str, Any] | None = field(default=None)
 
 
+BY_ID: Final = "_id_"
+"""Hint for what is asked by many ids with a guard: the guard's fields are in other indexes, too, among many others."""
+
 _THERE: Final = {"$exists": True}
 
 INDEXES: Final[tuple[Index, ...]] = (

@@ -33,6 +33,7 @@ from ratchet_mongo._async.claiming import Running
 from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find, sleep
 from ratchet_mongo.documents import JOB_VIEW, Document, hidden, job_from, new_document
+from ratchet_mongo.indexes import BY_ID
 from ratchet_mongo.moves import APPLIES, GUARD_VIEW, Guard, Move, frees, move
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
@@ -405,7 +406,7 @@ async def read_guards(database: MongoDatabase, ids: Sequence[UUID]) -> dict[UUID
     waiting = keys.Waiting()
     while left:
         where: dict[str, Any] = {"_id": {"$in": left}, "status": {"$exists": True}}
-        docs = await database.run(lambda w=where: find(database.jobs, w, GUARD_VIEW))  # type: ignore[misc]
+        docs = await database.run(lambda w=where: find(database.jobs, w, GUARD_VIEW, hint=BY_ID))  # type: ignore[misc]
         left = []
         for guard in map(Guard, docs):
             if not guard.is_locked:
@@ -425,7 +426,7 @@ async def read_guards(database: MongoDatabase, ids: Sequence[UUID]) -> dict[UUID
 async def show(database: MongoDatabase, ids: Sequence[UUID]) -> bool:
     """Complete what hides some of these jobs, where it is decided; True if any may be seen now."""
     where: Document = {"_id": {"$in": list(ids)}, "hold.id": {"$exists": True}, "status": {"$exists": False}}
-    docs = await database.run(lambda: find(database.jobs, where, {"hold": 1}))
+    docs = await database.run(lambda: find(database.jobs, where, {"hold": 1}, hint=BY_ID))
     shown = False
     for doc in docs:
         shown = await pending.decided(database, doc["_id"], doc["hold"]) or shown

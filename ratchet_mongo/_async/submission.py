@@ -25,6 +25,7 @@ from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find
 from ratchet_mongo._async.settling import read_guards
 from ratchet_mongo.documents import STATUS, Document, hidden, new_document, spilled_range, storable
+from ratchet_mongo.indexes import BY_ID
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
 _TRIES: Final = 20
@@ -322,7 +323,7 @@ async def delete(database: MongoDatabase, job_ids: Sequence[UUID]) -> int:
 async def _delete(database: MongoDatabase, ids: list[UUID]) -> int:
     where: Document = {"_id": {"$in": ids}, "status": _SETTLED}
     view = {"outbox": 1, "hold": 1, "idempotency_key": 1, "spilled": 1, "completed": 1}
-    docs = await database.run(lambda: find(database.jobs, where, view))
+    docs = await database.run(lambda: find(database.jobs, where, view, hint=BY_ID))
     if any("outbox" in doc or "hold" in doc for doc in docs):
         await read_guards(database, [doc["_id"] for doc in docs])
     for doc in docs:
@@ -346,10 +347,13 @@ async def _delete(database: MongoDatabase, ids: list[UUID]) -> int:
                 {"_id": i, **free}, {"void": True, "fence": 0}
             )
         )
-    await database.run(lambda: database.jobs.delete_many({"_id": {"$in": doomed}, **free}))
+    await database.run(lambda: database.jobs.delete_many({"_id": {"$in": doomed}, **free}, hint=BY_ID))
     database.step("deleted")
     remaining: Document = {"_id": {"$in": doomed}, "status": {"$exists": True}}
-    left = {doc["_id"] for doc in await database.run(lambda: find(database.jobs, remaining, {"_id": 1}))}
+    left = {
+        doc["_id"]
+        for doc in await database.run(lambda: find(database.jobs, remaining, {"_id": 1}, hint=BY_ID))
+    }
     for doc in docs:
         if doc.get("spilled") and doc["_id"] not in left:
             await database.run(

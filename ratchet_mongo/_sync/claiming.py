@@ -19,6 +19,7 @@ from ratchet_mongo._sync.database import MongoDatabase
 from ratchet_mongo._sync.flavour import aggregate, find
 from ratchet_mongo.choosing import branches, choose, filters, pipeline
 from ratchet_mongo.documents import CLAIM_VIEW, Document, claim_from, cleaned
+from ratchet_mongo.indexes import BY_ID
 from ratchet_mongo.moves import Guard
 
 _ROW: Final = ROWS[Trigger.CLAIM]
@@ -82,10 +83,12 @@ def claim(database: MongoDatabase, request: ClaimRequest, running: Running) -> C
         "$inc": {"claim_seq": 1, "version": 1},
         "$unset": {"lane": ""},
     }
-    database.run(lambda: database.jobs.update_many(due, stamp))
+    database.run(lambda: database.jobs.update_many(due, stamp, hint=BY_ID))
     database.step("claimed")
     mine = {**chosen, "claim_token": token, "status": _RUNNING}
-    docs = {doc["_id"]: doc for doc in database.run(lambda: find(database.jobs, mine, CLAIM_VIEW))}
+    docs = {
+        doc["_id"]: doc for doc in database.run(lambda: find(database.jobs, mine, CLAIM_VIEW, hint=BY_ID))
+    }
     claims = []
     for job_id in choice.ids:
         doc = docs.get(job_id)

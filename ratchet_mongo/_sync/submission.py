@@ -27,6 +27,7 @@ from ratchet_mongo._sync.database import MongoDatabase
 from ratchet_mongo._sync.flavour import find
 from ratchet_mongo._sync.settling import read_guards
 from ratchet_mongo.documents import STATUS, Document, hidden, new_document, spilled_range, storable
+from ratchet_mongo.indexes import BY_ID
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
 _TRIES: Final = 20
@@ -324,7 +325,7 @@ def delete(database: MongoDatabase, job_ids: Sequence[UUID]) -> int:
 def _delete(database: MongoDatabase, ids: list[UUID]) -> int:
     where: Document = {"_id": {"$in": ids}, "status": _SETTLED}
     view = {"outbox": 1, "hold": 1, "idempotency_key": 1, "spilled": 1, "completed": 1}
-    docs = database.run(lambda: find(database.jobs, where, view))
+    docs = database.run(lambda: find(database.jobs, where, view, hint=BY_ID))
     if any("outbox" in doc or "hold" in doc for doc in docs):
         read_guards(database, [doc["_id"] for doc in docs])
     for doc in docs:
@@ -348,10 +349,12 @@ def _delete(database: MongoDatabase, ids: list[UUID]) -> int:
                 {"_id": i, **free}, {"void": True, "fence": 0}
             )
         )
-    database.run(lambda: database.jobs.delete_many({"_id": {"$in": doomed}, **free}))
+    database.run(lambda: database.jobs.delete_many({"_id": {"$in": doomed}, **free}, hint=BY_ID))
     database.step("deleted")
     remaining: Document = {"_id": {"$in": doomed}, "status": {"$exists": True}}
-    left = {doc["_id"] for doc in database.run(lambda: find(database.jobs, remaining, {"_id": 1}))}
+    left = {
+        doc["_id"] for doc in database.run(lambda: find(database.jobs, remaining, {"_id": 1}, hint=BY_ID))
+    }
     for doc in docs:
         if doc.get("spilled") and doc["_id"] not in left:
             database.run(

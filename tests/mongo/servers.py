@@ -2,7 +2,8 @@
 
 No ``mongod`` can be had from package registries. Two servers stand in, both on WiredTiger and GPL, so
 that they are run as processes and never imported: ``secantusd-rs`` (cargo, ``secantus-mdb``), which takes
-part in races, crashes, ``explain`` and speed; and ``secantusdb`` (PyPI), about forty times slower.
+part in races, crashes, ``explain`` and speed; and ``secantusdb`` (PyPI, in the extra ``test``), about forty
+times slower, for machines without cargo. What the latter cannot do is in `LACKING`, and NOT RUN there.
 """
 
 from __future__ import annotations
@@ -16,14 +17,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 DEPLOYMENT: Final = "RATCHET_TEST_MONGODB_URL"
 """Environment variable: the URL of a real deployment, which is then used instead."""
+
+Kind: TypeAlias = Literal["deployment", "secantusd-rs", "secantusdb"]
+Ability: TypeAlias = Literal["explain", "distinct in arrays", "speed", "kill"]
+
+LACKING: Final[Mapping[Ability, str]] = {
+    "explain": "secantusdb plans without partial indexes; secantusd-rs or a deployment explains",
+    "distinct in arrays": "secantusdb's distinct finds nothing in arrays, as callbacks of dead nodes are found",
+    "speed": "secantusdb is too slow for it; secantusd-rs or a deployment is not",
+    "kill": "secantusdb is not killed in tests; secantusd-rs is",
+}
+"""Why a test that needs this of its server is not run on the Python one."""
+
+_BACKLOG: Final[Mapping[Kind, int]] = {"deployment": sys.maxsize, "secantusd-rs": 2_000, "secantusdb": 200}
 
 _PATIENCE: Final = 30.0
 _LAST_WORD: Final = 10.0
@@ -36,6 +51,46 @@ class NoServer(Exception):
 def rust_server() -> str | None:
     """Where ``secantusd-rs`` is, if it is installed."""
     return shutil.which("secantusd-rs") or shutil.which("secantusd-rs", path=str(Path.home() / ".cargo/bin"))
+
+
+def kind() -> Kind:
+    """The server that tests of this process get.
+
+    Raises:
+        NoServer: PyMongo is missing, or every server is.
+    """
+    return "deployment" if os.environ.get(DEPLOYMENT) else _stand_in()
+
+
+def _stand_in() -> Literal["secantusd-rs", "secantusdb"]:
+    if find_spec("pymongo") is None:
+        raise NoServer("PyMongo is not installed (extra 'mongo')")
+    if rust_server() is not None:
+        return "secantusd-rs"
+    if find_spec("secantus") is not None:
+        return "secantusdb"
+    raise NoServer(
+        "neither secantusd-rs (cargo install secantus-mdb) nor secantusdb (PyPI) is installed, and "
+        f"{DEPLOYMENT} names no deployment"
+    )
+
+
+def lacking(*abilities: Ability) -> str | None:
+    """Why this process's server is not enough for what needs these; None if it is.
+
+    Raises:
+        NoServer: there is no server at all.
+    """
+    return LACKING[abilities[0]] if abilities and kind() == "secantusdb" else None
+
+
+def bearable(jobs: int) -> int:
+    """So many of these jobs as may be pending at once.
+
+    On MongoDB a claim reads the heads of its lanes, whatever lies behind them; both stand-ins read all of a
+    lane (20,000 pending jobs: 0.5 s a claim on the fast one, and longer the larger the documents are).
+    """
+    return min(jobs, _BACKLOG[kind()])
 
 
 def _free_port() -> int:
@@ -70,13 +125,14 @@ class Server:
         return f"mongodb://{self.address}/{database}"
 
     def _command(self) -> list[str]:
-        if not self.rust:
-            return [
-                sys.executable, "-W", "ignore", "-m", "secantus", "--host", "127.0.0.1", "--port", str(self.port),
-                "--storage-path", str(self.folder / "data"), *(["--standalone"] if self.standalone else []),
-            ]  # fmt: skip
         settings = self.folder / "server.toml"
         settings.touch()  # an empty one of our own, so that none is found elsewhere
+        if not self.rust:
+            return [
+                sys.executable, "-W", "ignore", "-m", "secantus", "--config", str(settings),
+                "--host", "127.0.0.1", "--port", str(self.port), "--storage-path", str(self.folder / "data"),
+                *(["--standalone"] if self.standalone else []),
+            ]  # fmt: skip
         return [
             str(rust_server()), "--config", str(settings), "--port", str(self.port),
             "--storage-path", str(self.folder / "data"), "--cache-size", "256M", "--log-file-max", "16MB",
@@ -145,15 +201,7 @@ def shared(*, standalone: bool = False) -> Server:
         NoServer: neither stand-in is installed.
     """
     if standalone not in _running:
-        if find_spec("pymongo") is None:
-            raise NoServer("PyMongo is not installed (extra 'mongo')")
-        rust = rust_server() is not None
-        if not rust and find_spec("secantus") is None:
-            raise NoServer(
-                "neither secantusd-rs (cargo install secantus-mdb) nor secantusdb (PyPI) is installed, and "
-                f"{DEPLOYMENT} names no deployment"
-            )
-        server = Server(standalone=standalone, rust=rust)
+        server = Server(standalone=standalone, rust=_stand_in() == "secantusd-rs")
         atexit.register(server.remove)
         _running[standalone] = server.start()
     return _running[standalone]

@@ -19,6 +19,7 @@ from tests.conftest import NOT_RUN, STORES, StoreUnavailable
 from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import Gates, Ledger, quick_settings
 from tests.field_cases.worker import Worker
+from tests.mongo import servers
 
 T = TypeVar("T")
 
@@ -110,6 +111,11 @@ def is_at_work(scheduler: Scheduler) -> bool:
 def each_store(*names: str) -> Sequence[Any]:
     """Parameters for a fixture that runs once per store (all, or those named)."""
     return [pytest.param(name, marks=pytest.mark.stores(name)) for name in names or STORES]
+
+
+def bearable(url: str, jobs: int) -> int:
+    """So many of `jobs` as the store at `url` bears; all, but where a slow server stands in for MongoDB."""
+    return servers.bearable(jobs) if url.startswith("mongodb") else jobs
 
 
 def stage_on(name: str, folder: Path, allow: str) -> Stage:

@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from ratchet import Backoff, Job, JobOptions, RetryAfter, Status
+from ratchet import Backoff, Job, JobOptions, JobRetrying, RetryAfter, Status
+from tests.field_cases.exact import Recorder
 from tests.field_cases.kit import START, FileClock, wait_until
 from tests.field_cases.stage import Stage
 
@@ -36,14 +37,15 @@ def failed(stage: Stage, file_clock: FileClock) -> Failed:
     def run(count: int, jitter: float, *, wait: float | None = None) -> list[Job]:
         store = stage.open(clock=file_clock)
         node = stage.node(store)
+        recorder = Recorder(node, JobRetrying)
         options = JobOptions(max_retries=3, backoff=Backoff.fixed(DELAY, jitter=jitter))
         if wait is None:
             node.enqueue_many(down, [() for _ in range(count)], options=options)
         else:
             node.enqueue_many(told_to_wait, [(wait,) for _ in range(count)], options=options)
-        wait_until(lambda: all(job.attempts == 1 for job in node.query.iterate()), 60, "all have failed once")
+        wait_until(lambda: recorder.count(JobRetrying) == count, 60, "all have failed once")
         jobs = list(node.query.iterate())
-        assert {job.status for job in jobs} == {Status.PENDING}
+        assert {(job.status, job.attempts) for job in jobs} == {(Status.PENDING, 1)}
         assert len(jobs) == count
         return jobs
 

@@ -33,7 +33,7 @@ from ratchet.domain.settlement import Change, Settlement
 from ratchet.errors import DuplicateBusinessKey, StoreTransientError, UsageError
 from ratchet.spi.store import ClaimRequest, JobStore
 from tests.field_cases.kit import SCALE, append, wait_until
-from tests.field_cases.stage import Stage, each_store, stage_on, together
+from tests.field_cases.stage import Stage, bearable, each_store, stage_on, together
 
 pytestmark = [pytest.mark.field_case("F73"), pytest.mark.timeout(600)]
 
@@ -74,13 +74,14 @@ def executed(folder: Path) -> dict[UUID, list[float]]:
 
 def fail_all(store: JobStore, error: str = ERROR) -> int:
     """Claim everything that is due and fail it for good."""
-    count = 0
-    while claims := store.claim(
-        ClaimRequest(incarnation="past", limits={"threads": 1000}, limit=1000)
-    ).claims:
-        changes = [Change(Trigger.FAIL, c.job_id, c.claim_seq, attempts=1, error=error) for c in claims]
+    count, more = 0, True
+    while more:
+        claimed = store.claim(ClaimRequest(incarnation="past", limits={"threads": 1000}, limit=1000))
+        changes = [
+            Change(Trigger.FAIL, c.job_id, c.claim_seq, attempts=1, error=error) for c in claimed.claims
+        ]
         store.settle_many([Settlement(change) for change in changes])
-        count += len(claims)
+        count, more = count + len(changes), claimed.more
     return count
 
 
@@ -288,9 +289,9 @@ class Story:
 def story(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, scaled: Callable[..., int]
 ) -> Iterator[Story]:
-    """100,000 dead letters (scaled), pages of a twentieth of them, at most 1,000."""
+    """100,000 dead letters (scaled, as many as the store bears), pages of a twentieth of them, at most 1,000."""
     stage = stage_on(request.param, tmp_path_factory.mktemp("f73"), __name__)
-    count = scaled(100_000, least=2_000)
+    count = bearable(stage.url, scaled(100_000, least=2_000))
     story = Story(stage, stage.node(start=False), min(1000, count // 20))
     story.prepare(count)
     story.kill_at_half(count)
@@ -440,7 +441,7 @@ def dead(stage: Stage, scheduler: Scheduler, count: int, **words: Any) -> list[U
 def test_f73_two_operators_at_once_retry_each_job_once(stage: Stage) -> None:
     """Two bulk retries with the same filter, on two nodes at once: no job twice, none left."""
     nodes = [stage.node(start=False) for _ in range(2)]
-    jobs = dead(stage, nodes[0], 1000)
+    jobs = dead(stage, nodes[0], bearable(stage.url, 1000))
     reports = [stage.folder / f"report-{place}" for place in range(2)]
     together(
         *[
@@ -454,16 +455,20 @@ def test_f73_two_operators_at_once_retry_each_job_once(stage: Stage) -> None:
 
 
 def test_f73_conflicts_without_end_bar_nobody(stage: Stage) -> None:
-    """1,200 older jobs of one key that is in use are left and named; the ten behind them are retried all the same."""
+    """1,200 older jobs of one key that is in use are left and named; the ten behind them are retried all the same.
+
+    (More of them than a call may bring: where the store bears fewer jobs, the call may bring fewer.)
+    """
     node = stage.node(start=False)
+    limit = bearable(stage.url, 10_000) // 10
     older: list[UUID] = []
-    while len(older) < 1200:  # each held the key in its time
+    while len(older) < limit * 1.2:  # each held the key in its time
         older += dead(stage, node, 1, business_key=lambda folder, number: "K")
     fine = dead(stage, node, 10)
     holder = node.schedule(timedelta(days=1), work, "").with_business_key("K").submit()
-    page = node.retry_all(limit=1000, on_conflict="skip")
+    page = node.retry_all(limit=limit, on_conflict="skip")
     assert sorted(page.ids) == sorted(fine)
-    assert len(page.skipped) >= 1000
+    assert len(page.skipped) >= limit
     assert set(page.skipped) <= set(older)
     assert all(str(holder.id) in why for why in page.skipped.values())
 

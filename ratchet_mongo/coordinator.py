@@ -16,7 +16,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ratchet.domain.priority import Priority
 from ratchet.errors import StoreError
 from ratchet.spi.coordinator import Hint, HintListener
-from ratchet_mongo.translate import codes
+from ratchet_mongo.translate import codes, translated
 
 if TYPE_CHECKING:
     from ratchet_mongo._sync.database import MongoDatabase
@@ -125,15 +125,14 @@ class MongoCoordinator:
                     self._streams, pause = False, 0.0
                     continue
                 if isinstance(cause, OperationFailure) and codes(cause) & _HISTORY_LOST:
-                    self._token, pause = None, 0.1
-                    self._tell(listener, Hint())
+                    self._token, pause = None, 0.1  # the next stream begins with a hint for what was missed
                     continue
                 if self._closed.is_set():
                     return
                 _log.log(
                     logging.DEBUG if told else logging.INFO,
                     "cannot hear of work of other processes: %s",
-                    cause,
+                    error if isinstance(error, StoreError) else translated(error, self._database.name),
                 )
                 told = True
                 pause = min(max(pause, 0.1) * 2, _LONGEST_BACKOFF)
@@ -146,6 +145,7 @@ class MongoCoordinator:
         where = {"resume_after": self._token} if resumed else {}
         with self._database.jobs.watch(_EVENTS, max_await_time_ms=_WAIT_MS, **where) as stream:
             self.streaming = True
+            self._token = stream.resume_token
             if not resumed:
                 self._tell(listener, Hint())  # whatever came before the stream was open
             while not self._closed.is_set() and stream.alive:

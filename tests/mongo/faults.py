@@ -69,14 +69,21 @@ def name_of(command: Document) -> str:
 
 
 class At:
-    """Chooses a fault for the `place`-th command of a kind that is counted, and for no other.
+    """Chooses a fault for the `place`-th command of a kind that is counted, or for all from there on.
 
     Attributes:
         seen: names of the commands, in order.
     """
 
-    def __init__(self, place: int = 0, fault: Fault | None = None, counted: frozenset[str] = _ALL) -> None:
-        self._place, self._fault, self._counted = place, fault, counted
+    def __init__(
+        self,
+        place: int = 0,
+        fault: Fault | None = None,
+        counted: frozenset[str] = _ALL,
+        *,
+        onward: bool = False,
+    ) -> None:
+        self._place, self._fault, self._counted, self._onward = place, fault, counted, onward
         self.seen: list[str] = []
 
     def __call__(self, command: Document) -> Fault | None:
@@ -84,7 +91,8 @@ class At:
         if name not in self._counted:
             return None
         self.seen.append(name)
-        return self._fault if len(self.seen) == self._place else None
+        met = len(self.seen) == self._place or (self._onward and len(self.seen) > self._place)
+        return self._fault if met else None
 
 
 def each(

@@ -291,7 +291,7 @@ def test_store_time_outlives_errors(rig: Rig) -> None:
         rig.proxy.choose = at = At(1, PASSING[kind][0], frozenset({"hello"}))
         client: MongoClient[dict[str, Any]] = MongoClient(f"mongodb://127.0.0.1:{rig.proxy.port}/?{OPTIONS}")
         with client:
-            assert MongoJobStore.from_client(client, "time").now()
+            assert MongoJobStore.from_client(client, "time").now().tzinfo is not None
         assert len(at.seen) >= 1, kind
     assert rig.proxy.answered >= 3
 
@@ -303,7 +303,7 @@ SECRET: Final = "hunter2-of-the-payload"
 
 @pytest.mark.parametrize("prepare", [*WHOLE, *BY_ROW, *OTHERS], ids=name_of)
 def test_what_the_user_may_not_do_is_permanent(rig: Rig, prepare: Callable[[Driver], Operation]) -> None:
-    """Unauthorized at any command is told once, permanently, in a sentence that quotes nothing of the command."""
+    """Unauthorized from any command on is a permanent error, in a sentence that quotes nothing of the command."""
     commands, _, _ = undisturbed(rig, prepare)
     reply = told(
         13,
@@ -313,7 +313,7 @@ def test_what_the_user_may_not_do_is_permanent(rig: Rig, prepare: Callable[[Driv
     for place in range(1, len(commands) + 1) if storm_scale() >= 1 else {1, len(commands)}:
         _, operation = rig.prepared(prepare)
         victim = rig.victim(0)
-        rig.proxy.choose = at = At(place, Fault(reply=reply))
+        rig.proxy.choose = At(place, Fault(reply=reply), onward=True)
         try:
             answer: object = operation(victim)
         except StorePermanentError as error:
@@ -321,7 +321,6 @@ def test_what_the_user_may_not_do_is_permanent(rig: Rig, prepare: Callable[[Driv
         # A sweep that comes with a recovery tells of its errors, and does not stop for them.
         assert "grant readWrite" in str(answer), f"at {place} of {commands}"
         assert SECRET not in str(answer)
-        assert at.seen.count(commands[place - 1]) <= commands.count(commands[place - 1]) + 1
 
 
 @pytest.mark.parametrize("code", [18, 8000])

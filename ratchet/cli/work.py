@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -87,6 +88,7 @@ def worker(
         from ratchet.cli import logs
         from ratchet.cli.supervisor import Supervisor
 
+        gc.enable()
         logs.configure(log_level, as_json=log_json)
         words: list[str] = [app]
         for option, value in (

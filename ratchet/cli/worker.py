@@ -5,6 +5,7 @@ Imports neither typer nor rich: what a worker does not need does not delay its f
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -102,6 +103,8 @@ class Worker:
         self._signals = Signals(signal.SIGTERM, signal.SIGINT)
         try:
             self._scheduler.start()
+            gc.freeze()  # what is there by now stays; no later collection walks through it
+            gc.enable()  # it was off while loading: see `ratchet.cli.main`
             node = self._scheduler.node
             assert node is not None
             self._node = node

@@ -6,17 +6,20 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import pytest
 
+from conformance_tests.under_test import NOT_DECLARED
 from ratchet import JobHandle, Scheduler, Status
-from ratchet.errors import DuplicateBusinessKey, StoreTransientError
+from ratchet.errors import DuplicateBusinessKey, DuplicateIdempotencyKey, StoreTransientError
+from ratchet.spi.capabilities import Capability
 from ratchet_sql.store import SqliteStore
-from tests.conftest import not_yet
 from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import wait_until
 from tests.field_cases.stage import Stage, together
@@ -36,14 +39,16 @@ def work(number: int) -> int:
 Answer = tuple[str, UUID]
 
 
-def submit(scheduler: Scheduler, kind: str, number: int = 0, key: str = "K") -> Answer:
+def submit(
+    scheduler: Scheduler, kind: str, number: int = 0, key: str = "K", unit: object | None = None
+) -> Answer:
     """(how it was answered, which job it names): created, original or duplicate; anything else is an error."""
     builder = scheduler.enqueue(work, number)
     if kind == "idempotency":
-        handle = builder.with_idempotency_key(key).submit()
+        handle = builder.with_idempotency_key(key).submit(unit=unit)
         return ("created" if handle.created else "original"), handle.id
     try:
-        return "created", builder.with_business_key(key).submit().id
+        return "created", builder.with_business_key(key).submit(unit=unit).id
     except DuplicateBusinessKey as error:
         return "duplicate", error.conflicts[key]
 
@@ -61,10 +66,100 @@ def check(scheduler: Scheduler, kind: str, answers: list[Answer]) -> None:
 # -- the first caller's transaction is rolled back
 
 
+@contextmanager
+def mongodb_transaction(url: str) -> Iterator[object]:
+    """A transaction of an application that has a client of its own."""
+    from pymongo import MongoClient
+
+    client: MongoClient[Any] = MongoClient(url)
+    with client, client.start_session() as session, session.start_transaction():
+        yield session
+
+
+TRANSACTIONS: Final[Mapping[str, Callable[[str], AbstractContextManager[object]]]] = {
+    "mongodb": mongodb_transaction,
+}
+"""Scheme of a store that joins transactions of callers -> opens one."""
+
+
+def joining(stage: Stage) -> list[Scheduler]:
+    """Five schedulers, on a store that joins transactions of callers."""
+    schedulers = [stage.node(start=False) for _ in range(5)]
+    if Capability.TRANSACTIONAL_ENQUEUE not in schedulers[0].store.capabilities:
+        pytest.skip(f"{NOT_DECLARED}{Capability.TRANSACTIONAL_ENQUEUE}")
+    return schedulers
+
+
+def begin(stage: Stage) -> AbstractContextManager[object]:
+    """A transaction of a caller, committed at the end of its block."""
+    return TRANSACTIONS[stage.url.partition(":")[0]](stage.url)
+
+
+def in_a_transaction(stage: Stage, scheduler: Scheduler, kind: str, number: int) -> Answer:
+    """`submit` in a transaction of the caller's own, which is repeated while it meets another one of the same key."""
+    until = time.monotonic() + 30
+    while True:
+        try:
+            with begin(stage) as unit:
+                return submit(scheduler, kind, number, unit=unit)
+        except (StoreTransientError, DuplicateIdempotencyKey):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("others", ["alone", "in transactions"])
 @pytest.mark.parametrize("kind", KEYS)
-def test_f60_a_rolled_back_transaction_of_a_caller_leaves_no_phantom(kind: str) -> None:
+def test_f60_a_rolled_back_transaction_of_a_caller_leaves_no_phantom(
+    stage: Stage, kind: str, others: str
+) -> None:
     """Caller 1 rolls its own transaction back: exactly 1 job exists, and callers 2-5 all hold its id."""
-    not_yet("transactional-enqueue")
+    first, *rest = joining(stage)
+    held, rolled_back = threading.Event(), threading.Event()
+    began = [threading.Event() for _ in rest]
+
+    def undone() -> None:
+        with suppress(Undone), begin(stage) as unit:
+            assert submit(first, kind, 1, unit=unit)[0] == "created"
+            held.set()
+            for each in began:
+                assert each.wait(30)
+            rolled_back.wait(0.5)  # nobody sets it: the others meet the open transaction meanwhile
+            raise Undone
+
+    def later(place: int) -> Answer:
+        assert held.wait(30)
+        began[place].set()
+        if others == "alone":
+            return submit(rest[place], kind, 2 + place)
+        return in_a_transaction(stage, rest[place], kind, 2 + place)
+
+    outcomes = together(undone, *[lambda place=place: later(place) for place in range(4)])
+    check(rest[0], kind, [answer for answer in outcomes if answer is not None])
+
+
+@pytest.mark.parametrize("kind", KEYS)
+def test_f60_a_committed_transaction_of_a_caller_is_what_others_are_told_of(stage: Stage, kind: str) -> None:
+    """Caller 1 commits: exactly 1 job exists, and callers 2-5, who met its open transaction, all hold its id."""
+    first, *rest = joining(stage)
+    held = threading.Event()
+    began = [threading.Event() for _ in rest]
+
+    def committed() -> Answer:
+        with begin(stage) as unit:
+            answer = submit(first, kind, 1, unit=unit)
+            held.set()
+            for each in began:
+                assert each.wait(30)
+            return answer
+
+    def later(place: int) -> Answer:
+        assert held.wait(30)
+        began[place].set()
+        return submit(rest[place], kind, 2 + place)
+
+    answers = together(committed, *[lambda place=place: later(place) for place in range(4)])
+    check(rest[0], kind, answers)
+    assert answers[0][0] == "created"
 
 
 class Undone(Exception):

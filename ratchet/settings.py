@@ -19,7 +19,8 @@ EXECUTORS: Final = ("threads", "async", "processes")
 
 
 MOST_SLOTS: Final = 100_000
-MOST_BYTES: Final = 1024**3
+MOST_BYTES: Final = 2 * 1024**2
+"""Of one text of a job: with it the largest job fits whatever a store keeps as one record, 16 MB in MongoDB."""
 
 
 def _whole(name: str, value: object, least: int, most: int) -> None:
@@ -159,7 +160,7 @@ class TimeoutSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadSettings:
-    """Size limits, in bytes of encoded text.
+    """Size limits, in bytes of encoded text; at most 2 MiB each.
 
     Attributes:
         arguments: of a job's arguments, and of its params.

@@ -69,6 +69,11 @@ def following(now: datetime, wanted: Document) -> list[Document]:
     ]
 
 
+def _literally(**fields: object) -> Document:
+    """Values in a stage that evaluates what it is given: a text that begins with a dollar would be a field's name."""
+    return {name: {"$literal": value} for name, value in fields.items()}
+
+
 def pipeline(
     lanes: Sequence[Branch], now: datetime, wanted: Document, rows: int, jobs: str
 ) -> list[Document]:
@@ -90,7 +95,7 @@ def pipeline(
         }
 
     return [
-        {"$documents": [{"lane": b.lane, "executor": b.executor, "priority": b.priority} for b in lanes]},
+        {"$documents": [_literally(lane=b.lane, executor=b.executor, priority=b.priority) for b in lanes]},
         join(head(now, wanted, rows), "due"),
         join(following(now, wanted), "next"),
     ]

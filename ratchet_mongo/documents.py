@@ -49,8 +49,11 @@ MS: Final = timedelta(milliseconds=1)
 US: Final = timedelta(microseconds=1)
 KEPT: Final = 20
 """Ended claims that stay in the job's document."""
-MAX_DOCUMENT: Final = 8 * 1024 * 1024
-"""Characters of text in one document: half of what the server takes, for history and callbacks come on top."""
+MAX_TEXT: Final = 4 * 1024 * 1024 + 512 * 1024
+"""Bytes of text that one write may bring into a document. There are three that bring much, each in place of its
+like: submission, signal, outcome. With `KEPT` errors they stay below the 16 MB that the server takes."""
+MAX_ERROR: Final = 64 * 1024
+"""Bytes of an error text, of which the history keeps many; the engine's have 2,000 characters."""
 
 STATUS: Final[Mapping[str, Status]] = {s.value: s for s in Status}
 TYPE: Final[Mapping[str, JobType]] = {t.value: t for t in JobType}
@@ -58,7 +61,7 @@ PRIORITY: Final[tuple[Priority, ...]] = tuple(sorted(Priority))
 
 JOB_VIEW: Final = {"history": 0, "callbacks": 0}
 """Projection: all that a `Job` needs."""
-CLAIM_VIEW: Final = {"callbacks": 0}
+CLAIM_VIEW: Final = {"callbacks": 0, "claim_token": 0, "write": 0}
 """Projection: all that a `Claim` and the end of the claim need."""
 
 # -- text that cannot be stored -------------------------------------------------------------------
@@ -76,16 +79,21 @@ def cleaned(text: str) -> str:
     return text if storable(text) else _UNSTORABLE.sub("\ufffd", text)
 
 
-def check_text(values: Iterable[object], *, what: str) -> None:
+def size(text: str) -> int:
+    """Bytes of the text in UTF-8, also of text that cannot be stored."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
+def check_text(values: Iterable[object], *, what: str, limit: int = MAX_TEXT) -> None:
     """`UsageError` for text that cannot be stored, `PayloadTooLarge` for more of it than a document holds."""
     total = 0
     for value in values:
         if isinstance(value, str):
             if not storable(value):
                 raise UsageError(f"a NUL character or a lone surrogate cannot be stored: {value[:100]!a}")
-            total += len(value)
-    if total > MAX_DOCUMENT:
-        raise PayloadTooLarge(what, total, MAX_DOCUMENT)
+            total += size(value)
+    if total > limit:
+        raise PayloadTooLarge(what, total, limit)
 
 
 # -- values ---------------------------------------------------------------------------------------

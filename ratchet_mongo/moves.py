@@ -24,6 +24,7 @@ from ratchet.errors import CapabilityMissing, UsageError
 from ratchet.spi.store import Settled
 from ratchet_mongo.documents import (
     KEPT,
+    MAX_ERROR,
     STATUS,
     TYPE,
     Document,
@@ -32,6 +33,7 @@ from ratchet_mongo.documents import (
     execution_document,
     lane_of,
     milliseconds,
+    size,
     spilled_id,
     stored,
 )
@@ -111,6 +113,21 @@ def check(change: Change, effects: Sequence[Effect], capabilities: frozenset[str
     for effect in effects:
         if effect.capability is not None and effect.capability not in capabilities:
             raise CapabilityMissing(effect.capability)
+    check_size(change, effects)
+
+
+def check_size(change: Change, effects: Sequence[Effect] = ()) -> None:
+    """Refuse text that cannot be stored, and more of it than a document holds, before anything is written.
+
+    Raises:
+        UsageError: a NUL or a lone surrogate; errors are cleaned of them instead.
+        PayloadTooLarge: see `ratchet_mongo.documents.MAX_TEXT` and `MAX_ERROR`.
+    """
+    what = f"{change.trigger} of job {change.job_id}"
+    error = () if change.error is None else (cleaned(change.error),)
+    arguments = [cleaned(each.argument) for each in effects if isinstance(each, RunCallback)]
+    check_text(error, what=f"the error of {what}", limit=MAX_ERROR)
+    check_text((change.result, change.signal, *error, *arguments), what=what)
 
 
 @dataclass(slots=True)
@@ -124,6 +141,7 @@ class Move:
         fields: what the table said, by name of the job's field.
         spill: ended claims that no longer fit into the document, to be stored elsewhere before.
         token: marks this write.
+        text: bytes of text that it brings.
     """
 
     guard: Guard
@@ -133,6 +151,7 @@ class Move:
     token: UUID
     now: datetime
     spill: list[Document] = field(default_factory=list)
+    text: int = 0
 
     def settled(self) -> Settled:
         """The answer once it is written."""
@@ -184,7 +203,8 @@ def move(
         changes["outbox"] = outbox
     update: Document = {"$set": changes}
     pushed: dict[str, Any] = {}
-    decided = Move(guard, where, update, fields, token, now)
+    texts = (change.result, change.error, change.signal, *(told.argument for told in callbacks))
+    decided = Move(guard, where, update, fields, token, now, text=sum(size(text) for text in texts if text))
     ended = execution(guard, change, now, job_id=guard.id, node=guard.picked_by)
     if ended is not None:
         over = len(guard.history) + 1 - KEPT
@@ -200,15 +220,6 @@ def move(
         update["$unset"] = cleared
     if pushed:
         update["$push"] = pushed
-    check_text(
-        (
-            change.result,
-            change.signal,
-            change.error and cleaned(change.error),
-            *(c.argument for c in callbacks),
-        ),
-        what=f"{change.trigger} of job {guard.id}",
-    )
     return decided
 
 

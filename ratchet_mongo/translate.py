@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from bson.errors import InvalidDocument
 from pymongo.errors import (
     AutoReconnect,
     BulkWriteError,
@@ -78,6 +79,8 @@ _ADVICE: Final = {
     8000: "refused the credentials; see to the user and its database access",
     10334: "cannot store a document of this size; make the job smaller",
     14031: "is out of disk space; free some, work then goes on by itself",
+    17419: "cannot store a document of this size; make the job smaller",
+    17420: "cannot store a document of this size; make the job smaller",
     17280: "cannot index a key of this length; make the key shorter",
 }
 
@@ -140,8 +143,6 @@ def translated(error: PyMongoError, name: str) -> StoreError:
         or bool(found and found <= _AGAIN | _LATER)
         or isinstance(error, InvalidOperation)  # closed under us, by whoever owns the client
     )
-    if isinstance(error, DocumentTooLarge):
-        known = _ADVICE[10334]
     if isinstance(error, ConfigurationError):
         known = "cannot be used as it is configured; see the cause"
     if known is None:
@@ -189,6 +190,19 @@ def translated_joined(error: PyMongoError, name: str) -> RatchetError:
     return translated(error, name)
 
 
+UNENCODABLE: Final = (OverflowError, UnicodeEncodeError, InvalidDocument)
+"""What the driver raises, none of it an error of its own, for values that it cannot send."""
+
+
+def unencodable(error: Exception, name: str) -> RatchetError:
+    """What to raise instead of one of `UNENCODABLE`; values are not quoted."""
+    if isinstance(error, DocumentTooLarge):
+        return StorePermanentError(f"the MongoDB database {name!r} {_ADVICE[10334]} (DocumentTooLarge)")
+    if isinstance(error, OverflowError):
+        return UsageError(f"MongoDB stores integers of at most 64 bits: {error}")
+    return UsageError(f"MongoDB cannot store a value of the job: {type(error).__name__}")
+
+
 def unusable(error: Exception) -> StorePermanentError:
     """What to raise where no client can be made; the driver's text may have parts of a password."""
     return StorePermanentError(
@@ -215,6 +229,7 @@ __all__ = [
     "INDEX_CONFLICTS",
     "NAMESPACE_EXISTS",
     "TRANSACTIONS_MISSING",
+    "UNENCODABLE",
     "WRITE_CONFLICT",
     "IdempotencyKeyInUse",
     "TransactionAborted",
@@ -223,5 +238,6 @@ __all__ = [
     "is_retryable",
     "translated",
     "translated_joined",
+    "unencodable",
     "unusable",
 ]

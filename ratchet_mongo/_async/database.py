@@ -18,7 +18,7 @@ from pymongo import IndexModel, ReadPreference, WriteConcern
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from ratchet.errors import StoreClosed, StoreError, StorePermanentError, UsageError
+from ratchet.errors import StoreClosed, StoreError, StorePermanentError
 from ratchet.spi.clock import Clock
 from ratchet_mongo._async.flavour import (
     Client,
@@ -35,9 +35,11 @@ from ratchet_mongo.indexes import INDEXES
 from ratchet_mongo.translate import (
     INDEX_CONFLICTS,
     NAMESPACE_EXISTS,
+    UNENCODABLE,
     codes,
     is_retryable,
     translated,
+    unencodable,
     unusable,
 )
 
@@ -220,8 +222,8 @@ class MongoDatabase:
                     raise translated(error, self.name) from error
                 _log.debug("MongoDB: %s; trying again", type(error).__name__)
                 await sleep(pause)
-            except OverflowError as error:
-                raise UsageError(f"MongoDB stores integers of at most 64 bits: {error}") from error
+            except UNENCODABLE as error:
+                raise unencodable(error, self.name) from error
 
     def step(self, name: str) -> None:
         """Say that the operation under way has come this far."""

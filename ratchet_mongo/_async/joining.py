@@ -28,7 +28,14 @@ from ratchet_mongo._async.database import OPTIONS, MongoDatabase
 from ratchet_mongo._async.flavour import Collection, Session, check_session, find
 from ratchet_mongo.documents import STATUS, Document, new_document
 from ratchet_mongo.moves import holds
-from ratchet_mongo.translate import IdempotencyKeyInUse, TransactionAborted, is_duplicate, translated_joined
+from ratchet_mongo.translate import (
+    UNENCODABLE,
+    IdempotencyKeyInUse,
+    TransactionAborted,
+    is_duplicate,
+    translated_joined,
+    unencodable,
+)
 
 T = TypeVar("T")
 _CHUNK: Final = 1000
@@ -56,8 +63,8 @@ class Unit:
             return await call()
         except PyMongoError as error:
             raise translated_joined(error, self._name) from error
-        except OverflowError as error:
-            raise UsageError(f"MongoDB stores integers of at most 64 bits: {error}") from error
+        except UNENCODABLE as error:
+            raise unencodable(error, self._name) from error
 
     def outdated(self) -> TransactionAborted:
         """What to raise if the transaction does not see what has been decided since it began."""

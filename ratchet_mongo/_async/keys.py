@@ -296,6 +296,8 @@ async def original(
     database: MongoDatabase, key: str, *, token: UUID | None = None, via: Document | None = None
 ) -> Reserved | Original | None:
     """Whose key it is; with `token` an abandoned reservation is taken over, without it such a key is nobody's."""
+    if not storable(key):
+        return None
     entries = database.idempotency
     waiting = Waiting() if token is not None else None
     while True:

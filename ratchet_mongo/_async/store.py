@@ -45,7 +45,7 @@ from ratchet_mongo._async import (
 )
 from ratchet_mongo._async.database import MongoDatabase, database_name
 from ratchet_mongo._async.flavour import Client, Extras
-from ratchet_mongo.moves import check
+from ratchet_mongo.moves import check, check_size
 
 _MOST: Final = 1000
 
@@ -166,6 +166,7 @@ class AsyncMongoJobStore(Extras):
 
     async def apply(self, change: Change) -> Applied | Refused:
         """Apply a row that ends no claim and has no consequences."""
+        check_size(change)
         return await settling.apply(self.database, change, self._unsure)
 
     async def settle(self, settlement: Settlement) -> SettleAnswer:

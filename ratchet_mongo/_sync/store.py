@@ -48,7 +48,7 @@ from ratchet_mongo._sync import (
 )
 from ratchet_mongo._sync.database import MongoDatabase, database_name
 from ratchet_mongo._sync.flavour import Client, Extras
-from ratchet_mongo.moves import check
+from ratchet_mongo.moves import check, check_size
 
 _MOST: Final = 1000
 
@@ -167,6 +167,7 @@ class MongoJobStore(Extras):
 
     def apply(self, change: Change) -> Applied | Refused:
         """Apply a row that ends no claim and has no consequences."""
+        check_size(change)
         return settling.apply(self.database, change, self._unsure)
 
     def settle(self, settlement: Settlement) -> SettleAnswer:

@@ -158,5 +158,5 @@ def _aggregate(command: Document) -> Iterator[Document]:
     for row in stages[0]["$documents"]:
         for join in (stage["$lookup"] for stage in stages[1:]):
             match, *others = join["pipeline"]
-            wanted = {join["foreignField"]: row[join["localField"]], **match["$match"]}
+            wanted = {join["foreignField"]: row[join["localField"]]["$literal"], **match["$match"]}
             yield {"aggregate": join["from"], "pipeline": [{"$match": wanted}, *others], "cursor": {}}

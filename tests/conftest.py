@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 from uuid import uuid4
@@ -109,17 +110,36 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("store_url", marked, indirect=True)
 
 
+def _marker(item: pytest.Item) -> pytest.Mark | None:
+    """What binds an item to stores: its parameter before its function, and that before its module."""
+    own = [marker for marker in item.own_markers if marker.name == "stores"]  # a parameter's marks come last
+    return own[-1] if own else item.get_closest_marker("stores")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what is bound only to stores that were not asked for."""
     asked = _asked(config)
     kept: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
     for item in items:
-        marker = item.get_closest_marker("stores")
+        marker = _marker(item)
         (kept if marker is None or asked & set(_bound(marker)) else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """NOT RUN on a MongoDB server that lacks what the test needs of it."""
+    needs = item.get_closest_marker("mongodb_needs")
+    if needs is None or "mongodb" not in _bound(_marker(item)):
+        return
+    from tests.mongo import servers
+
+    with suppress(servers.NoServer):  # which is told by whoever asks for the server
+        if reason := servers.lacking(*needs.args):
+            pytest.skip(f"{NOT_RUN}mongodb: {reason}")
 
 
 def _reason(report: pytest.TestReport) -> str:

@@ -24,6 +24,9 @@ def test_each(store_url): pass
 @pytest.mark.stores("memory")
 def test_one(store_url): pass
 
+@pytest.mark.stores("memory", "broken")
+def test_two(store_url): pass
+
 def test_later(): conftest.not_yet("Batch")
 """
 
@@ -41,9 +44,9 @@ def run(folder: Path, *args: str, **env: str) -> str:
 def test_a_store_that_cannot_run_is_named_with_its_reason(tmp_path: Path) -> None:
     """Without its server a store is skipped and the summary says NOT RUN, how often and why."""
     out = run(tmp_path)
-    assert "NOT RUN: broken: no server answers (1 tests)" in out
+    assert "NOT RUN: broken: no server answers (2 tests)" in out
     assert "NOT YET: Batch (1 tests)" in out
-    assert "2 passed, 2 skipped" in out
+    assert "3 passed, 3 skipped" in out
 
 
 def test_a_required_store_that_cannot_run_is_a_failure(tmp_path: Path) -> None:
@@ -56,10 +59,10 @@ def test_a_required_store_that_cannot_run_is_a_failure(tmp_path: Path) -> None:
 
 
 def test_stores_can_be_chosen(tmp_path: Path) -> None:
-    """--stores deselects what is bound to other stores and keeps what is bound to none."""
+    """--stores deselects what is bound to other stores, by its parameter too, and keeps what is bound to none."""
     out = run(tmp_path, "--stores=memory")
     assert "broken" not in out
-    assert "2 passed, 1 skipped, 1 deselected" in out
+    assert "3 passed, 1 skipped, 2 deselected" in out
 
 
 @pytest.mark.parametrize("scale", ["0", "-1", "11"])

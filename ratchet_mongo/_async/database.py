@@ -103,7 +103,6 @@ class MongoDatabase:
         self.clock = clock
         self.prefix = prefix
         self._ready = False
-        self._ready_for_units = False
         self._lock = Lock()
         self._closed = False
         self.expected: UUID | None = None
@@ -205,7 +204,7 @@ class MongoDatabase:
             StoreError: what the driver's error means.
         """
         if not self._ready:
-            await self._prepare()
+            await self.prepare()
         return await self._tried(call)
 
     async def _tried(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -230,11 +229,16 @@ class MongoDatabase:
         if self.reached is not None:
             self.reached(name)
 
-    async def _prepare(self) -> None:
-        """Create the indexes; several processes may do so at once, and those that exist are left."""
+    async def prepare(self) -> bool:
+        """Create the indexes; several processes may do so at once, and those that exist are left.
+
+        Returns:
+            True if a collection was made, which a transaction that has begun to read does not see.
+        """
+        made = False
         async with self._lock:
             if self._ready:
-                return
+                return made
             by_collection: dict[str, list[IndexModel]] = {}
             for index in INDEXES:
                 options = {} if index.only is None else {"partialFilterExpression": dict(index.only)}
@@ -250,26 +254,27 @@ class MongoDatabase:
                         raise
                     there = await self._tried(lambda c=collection: c.index_information())  # type: ignore[misc]
                     raise StorePermanentError(conflict(name, collection.name, there)) from cause
+            # The others that a transaction writes to: one over several shards cannot make them.
+            for collection in (self.business, self.idempotency):
+                made |= await self._made(collection)
             self._ready = True
+        return made
+
+    async def _made(self, collection: Collection) -> bool:
+        try:
+            await self._tried(lambda: self.db.command("create", collection.name))
+        except StoreError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OperationFailure) or cause.code != NAMESPACE_EXISTS:
+                raise
+            return False
+        return True
 
     def leave_indexes(self) -> None:
         """Make no index by this handle: whoever only looks changes nothing."""
         self._ready = True
 
     # -- transactions of others
-
-    async def prepare_for_units(self) -> None:
-        """Create the collections that a transaction writes to: one over several shards cannot."""
-        if self._ready_for_units:
-            return
-        for collection in (self.jobs, self.business, self.idempotency):
-            try:
-                await self.run(lambda c=collection: self.db.command("create", c.name))  # type: ignore[misc]
-            except StoreError as error:
-                cause = error.__cause__
-                if not isinstance(cause, OperationFailure) or cause.code != NAMESPACE_EXISTS:
-                    raise
-        self._ready_for_units = True
 
     async def is_reached_by(self, client: Client) -> bool:
         """True if the client, which may be another one than ours, has this very database before it.

@@ -106,7 +106,6 @@ class MongoDatabase:
         self.clock = clock
         self.prefix = prefix
         self._ready = False
-        self._ready_for_units = False
         self._lock = Lock()
         self._closed = False
         self.expected: UUID | None = None
@@ -208,7 +207,7 @@ class MongoDatabase:
             StoreError: what the driver's error means.
         """
         if not self._ready:
-            self._prepare()
+            self.prepare()
         return self._tried(call)
 
     def _tried(self, call: Callable[[], T]) -> T:
@@ -233,11 +232,16 @@ class MongoDatabase:
         if self.reached is not None:
             self.reached(name)
 
-    def _prepare(self) -> None:
-        """Create the indexes; several processes may do so at once, and those that exist are left."""
+    def prepare(self) -> bool:
+        """Create the indexes; several processes may do so at once, and those that exist are left.
+
+        Returns:
+            True if a collection was made, which a transaction that has begun to read does not see.
+        """
+        made = False
         with self._lock:
             if self._ready:
-                return
+                return made
             by_collection: dict[str, list[IndexModel]] = {}
             for index in INDEXES:
                 options = {} if index.only is None else {"partialFilterExpression": dict(index.only)}
@@ -253,26 +257,27 @@ class MongoDatabase:
                         raise
                     there = self._tried(lambda c=collection: c.index_information())  # type: ignore[misc]
                     raise StorePermanentError(conflict(name, collection.name, there)) from cause
+            # The others that a transaction writes to: one over several shards cannot make them.
+            for collection in (self.business, self.idempotency):
+                made |= self._made(collection)
             self._ready = True
+        return made
+
+    def _made(self, collection: Collection) -> bool:
+        try:
+            self._tried(lambda: self.db.command("create", collection.name))
+        except StoreError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OperationFailure) or cause.code != NAMESPACE_EXISTS:
+                raise
+            return False
+        return True
 
     def leave_indexes(self) -> None:
         """Make no index by this handle: whoever only looks changes nothing."""
         self._ready = True
 
     # -- transactions of others
-
-    def prepare_for_units(self) -> None:
-        """Create the collections that a transaction writes to: one over several shards cannot."""
-        if self._ready_for_units:
-            return
-        for collection in (self.jobs, self.business, self.idempotency):
-            try:
-                self.run(lambda c=collection: self.db.command("create", c.name))  # type: ignore[misc]
-            except StoreError as error:
-                cause = error.__cause__
-                if not isinstance(cause, OperationFailure) or cause.code != NAMESPACE_EXISTS:
-                    raise
-        self._ready_for_units = True
 
     def is_reached_by(self, client: Client) -> bool:
         """True if the client, which may be another one than ours, has this very database before it.

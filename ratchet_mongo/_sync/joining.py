@@ -44,10 +44,17 @@ _CHUNK: Final = 1000
 
 
 class Unit:
-    """The caller's transaction, and the collections as its client sees them."""
+    """The caller's transaction, and the collections as its client sees them.
 
-    def __init__(self, database: MongoDatabase, session: Session) -> None:
+    Args:
+        database: of the jobs.
+        session: the caller's.
+        made: True if the collections have just been made, so that a transaction that has read does not see them.
+    """
+
+    def __init__(self, database: MongoDatabase, session: Session, *, made: bool) -> None:
         self.session = session
+        self.made = made
         self._name = database.name
         db = session.client.get_database(database.name, **OPTIONS)
         self.jobs: Collection = db[database.jobs.name]
@@ -129,13 +136,13 @@ def _joined(database: MongoDatabase, session: object) -> Unit:
             "the session given as unit= has no open transaction; submit inside session.with_transaction(...), or "
             "after session.start_transaction()"
         )
-    database.prepare_for_units()
+    made = database.prepare()
     if not database.is_reached_by(checked.client):
         raise UsageError(
             "the session given as unit= belongs to a client of another deployment; start it on a client that is "
             "connected to the one with the jobs"
         )
-    return Unit(database, checked)
+    return Unit(database, checked, made=made)
 
 
 # -- what it comes to: nothing is written here ------------------------------------------------------
@@ -280,6 +287,8 @@ def _take_idempotency(unit: Unit, plan: _Plan, token: UUID) -> None:
             change: Document = {"$set": {"token": token}, "$unset": {"via": ""}}
             _swap(unit, unit.idempotency, key, reserved.token, change)
     except TransactionAborted as error:
+        if unit.made:
+            raise
         # Specification, section 2: in a fresh transaction the same submission is answered the original.
         raise IdempotencyKeyInUse(sorted(taking)) from error.__cause__
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +13,23 @@ import pytest
 
 from tests.conftest import NOT_RUN
 from tests.mongo import servers
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is about MongoDB: `--stores` chooses it like a test that takes `store_url`."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.stores("mongodb"))
+
+
+def needs(ability: servers.Ability) -> None:
+    """Go on only with a server that is able to; else the test is NOT RUN (see also the mark `mongodb_needs`)."""
+    with suppress(servers.NoServer):  # which is told by whoever asks for the server
+        if reason := servers.lacking(ability):
+            pytest.skip(f"{NOT_RUN}mongodb: {reason}")
 
 
 def server_or_skip(*, standalone: bool = False) -> servers.Server:
@@ -36,7 +55,7 @@ def own_server() -> Iterator[servers.Server]:
     if os.environ.get(servers.DEPLOYMENT):
         pytest.skip(f"{NOT_RUN}mongodb: a deployment of others is not killed")
     if servers.rust_server() is None:
-        pytest.skip(f"{NOT_RUN}mongodb: secantusd-rs is not installed")
+        pytest.skip(f"{NOT_RUN}mongodb: {servers.LACKING['kill']}")
     server = servers.Server().start()
     yield server
     server.remove()

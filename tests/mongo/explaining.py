@@ -15,6 +15,7 @@ from ratchet.domain.lifecycle import Status
 from ratchet_mongo._sync.database import OPTIONS
 from ratchet_mongo.documents import Document
 from ratchet_mongo.plans import Plan, plan_of
+from tests.mongo.conftest import needs
 
 NOW: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RUNNING: Final = 200
@@ -95,6 +96,7 @@ def add_the_rest(database: Any) -> None:
 
 def explained(database: Any, command: Document) -> Plan:
     """What the server does for a command; it is executed, and changes nothing."""
+    needs("explain")
     answer: Document = database.db.command(
         "explain", command, verbosity="executionStats", codec_options=OPTIONS["codec_options"]
     )

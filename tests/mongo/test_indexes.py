@@ -27,6 +27,7 @@ from ratchet_mongo.plans import Plan
 from ratchet_mongo.selections import ORDERS, Cursor, parts, where
 from tests.conftest import NOT_RUN
 from tests.mongo import servers
+from tests.mongo.conftest import needs
 from tests.mongo.explaining import (
     NOW,
     Recorder,
@@ -81,6 +82,7 @@ def filled(scaled: Callable[..., int]) -> Iterator[Filled]:
 
     from ratchet_mongo import MongoJobStore
 
+    needs("explain")
     try:
         url = servers.database_url(f"t{UUID(int=57).hex}")
     except servers.NoServer as reason:

@@ -22,8 +22,8 @@ from conformance_tests.under_test import UnderTest
 from ratchet.domain.job import NewJob
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement, Submit
-from ratchet.errors import RatchetError
-from ratchet.spi.store import JobStore, RecoverRequest, Selection
+from ratchet.errors import RatchetError, StoreTransientError
+from ratchet.spi.store import JobStore, RecoverRequest, Selection, Settled
 
 Operation: TypeAlias = Callable[[JobStore], object]
 
@@ -268,6 +268,40 @@ def test_repeated_it_is_done(under_test: UnderTest, prepare: Callable[[Driver], 
         again(operation, store)
         seen = look(store)
         assert seen == after, f"stopped at {step!r}"
+
+
+@contract("MANY-03", needs=("crash_points", "clock"))
+def test_a_list_that_raised_is_repeated(under_test: UnderTest) -> None:
+    """A settle_many that raised at any step, repeated on its handle, is applied once, and says so or history does."""
+    _, after = undisturbed(under_test, settle_many)
+    for step in range(1, MOST_STEPS):
+        under_test.reset()
+        store = under_test.open()
+        operation = settle_many(Driver(store, under_test.time(store)))
+        store.counts()
+        reached: list[str] = []
+
+        def reach(name: str, reached: list[str] = reached, step: int = step) -> None:
+            reached.append(name)
+            if len(reached) == step:
+                raise StoreTransientError(f"the connection was lost at {name!r}")
+
+        under_test.harness.crash_points(under_test.behind(store), reach)
+        with suppress(StoreTransientError):
+            operation(store)
+        if len(reached) < step:
+            assert step > 1, "the operation called no crash point at all"
+            return
+        answers: Any = operation(store)
+        told = [isinstance(answer, Settled) or _has_ended(store, answer.job_id) for answer in answers]
+        assert told == [True, True, True, False], (step, reached)
+        assert look(store) == after, (step, reached)
+    pytest.fail(f"more than {MOST_STEPS} steps")
+
+
+def _has_ended(store: JobStore, job_id: UUID) -> bool:
+    """True if history says that the first claim of the job is over."""
+    return [entry.claim_seq for entry in store.history(job_id)] == [1]
 
 
 @contract("CRASH-04", needs=("crash_points", "clock"))

@@ -85,6 +85,22 @@ class KeysAreReservedFirst(_Steps):
         return super().insert(jobs, unit=unit)
 
 
+@killed_by("MANY-03")
+class RepeatedListsAreRefused(_Steps):
+    """Outcomes whose writing raised are refused when they are sent again, although none of them was written."""
+
+    def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[SettleAnswer]:
+        sent: set[int] = self.__dict__.setdefault("sent", set())
+        ids = [settlement.change.job_id for settlement in settlements]
+        if any(job_id.int in sent for job_id in ids):
+            return [Refused(job_id, self.get(job_id), "it was sent before") for job_id in ids]
+        sent.update(job_id.int for job_id in ids)
+        self.step("sent")
+        answers = super().settle_many(settlements)
+        sent.clear()
+        return answers
+
+
 @killed_by("CRASH-04")
 class BusyForEver(_Steps):
     """A node that is stopped in an insert leaves a mark behind for which all others wait."""

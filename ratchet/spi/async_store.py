@@ -211,10 +211,13 @@ class AsyncJobStore(Protocol):
         """`settle` for each, in order, an answer per entry; stores group them into one commit.
 
         Called by the settler with outcomes of claims. One refused entry changes nothing for the others; a
-        conflict of a job that an entry submits is a refusal of that entry. A call that raised has applied
-        all or none of them.
+        conflict of a job that an entry submits is a refusal of that entry.
 
-        Contracts: MANY-01, MANY-02.
+        A call that raised may or may not have been applied: as a whole, or, by a store that cannot commit
+        several jobs at once, entry by entry. Repeated, it leads where it would have led undisturbed. Each
+        entry is then settled, or refused while the row of its claim in the history shows that it was.
+
+        Contracts: MANY-01 ... MANY-03.
         """
         ...
 

@@ -179,7 +179,7 @@ class MongoJobStore(Extras):
         """`settle` for each, in order; a conflict is a refusal of that entry.
 
         There is no commit of several documents: a call that raised may have written some. Repeated on the
-        same handle it answers for those as it would have the first time.
+        same handle it answers for those exactly as it would have the first time.
         """
         for settlement in settlements:
             check(settlement.change, settlement.effects, self.capabilities)

@@ -15,6 +15,7 @@ from ratchet_mongo._async.database import OPTIONS, MongoDatabase
 from ratchet_mongo.documents import Document
 from ratchet_mongo.examining import Deployment
 from ratchet_mongo.hot import HotQuery, hot_queries
+from ratchet_mongo.indexes import INDEXES
 from ratchet_mongo.plans import Plan, plan_of
 
 _ACKNOWLEDGED_WITHIN: Final = 3_000
@@ -42,7 +43,9 @@ async def checks(database: MongoDatabase, *, quick: bool) -> list[Finding]:
     if not quick:
         found += examining.deployment(kind)
         found.append(await _acknowledged(database))
-    found += examining.indexes(names, await _described(database, collections))
+    indexed = {index.collection for index in INDEXES}
+    looked_at = {name: each for name, each in collections.items() if not quick or name in indexed}
+    found += examining.indexes(names, await _described(database, looked_at))
     if kind is Deployment.SHARDED:
         found += await _sharded(database, names)
     return found + await _plans(database, names, quick=quick)

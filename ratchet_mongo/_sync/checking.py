@@ -18,6 +18,7 @@ from ratchet_mongo._sync.database import OPTIONS, MongoDatabase
 from ratchet_mongo.documents import Document
 from ratchet_mongo.examining import Deployment
 from ratchet_mongo.hot import HotQuery, hot_queries
+from ratchet_mongo.indexes import INDEXES
 from ratchet_mongo.plans import Plan, plan_of
 
 _ACKNOWLEDGED_WITHIN: Final = 3_000
@@ -45,7 +46,9 @@ def checks(database: MongoDatabase, *, quick: bool) -> list[Finding]:
     if not quick:
         found += examining.deployment(kind)
         found.append(_acknowledged(database))
-    found += examining.indexes(names, _described(database, collections))
+    indexed = {index.collection for index in INDEXES}
+    looked_at = {name: each for name, each in collections.items() if not quick or name in indexed}
+    found += examining.indexes(names, _described(database, looked_at))
     if kind is Deployment.SHARDED:
         found += _sharded(database, names)
     return found + _plans(database, names, quick=quick)

@@ -14,8 +14,11 @@ from ratchet.errors import StorePermanentError
 from ratchet.spi.doctor import Level
 from ratchet.spi.store import NodeInfo
 from ratchet_mongo import examining
+from ratchet_mongo.documents import Document
 from ratchet_mongo.examining import Deployment
+from ratchet_mongo.plans import plan_of
 from tests.mongo.conftest import server_or_skip
+from tests.mongo.explaining import Recorder
 
 CHECKS = {
     "server", "deployment", "transactions", "change streams", "write concern", "indexes", "plans", "reachable",
@@ -166,3 +169,103 @@ def test_no_majority_is_an_error(open_store: Callable[..., Any], monkeypatch: py
     monkeypatch.setattr(Collection, "delete_one", late)
     (concern,) = (each for each in store.checks() if each.name == "write concern")
     assert concern.level is Level.ERROR
+
+
+def test_a_start_takes_eight_round_trips(mongo_url: str) -> None:
+    """What a starting node has checked costs it eight round trips, whatever is stored."""
+    from pymongo import MongoClient
+
+    from ratchet_mongo import MongoJobStore
+
+    recorder = Recorder()
+    client: MongoClient[Document] = MongoClient(mongo_url, event_listeners=[recorder])
+    with client:
+        store = MongoJobStore.from_client(client, mongo_url.rpartition("/")[2])
+        store.counts()
+        store.now()
+        with recorder.recording() as sent:
+            store.checks(quick=True)
+    assert len(sent) == 8
+
+
+@pytest.mark.parametrize(
+    ("told", "level"),
+    [
+        ("5.0.31", Level.ERROR),
+        ("4.4.0", Level.ERROR),
+        ("6.0.0", Level.OK),
+        ("6.0.14-rc1", Level.OK),
+        ("8.2.11", Level.OK),
+        ("10.0.0", Level.OK),
+    ],
+)
+def test_versions(told: str, level: Level) -> None:
+    """Servers below 6.0 are an error."""
+    assert examining.version(told).level is level
+
+
+@pytest.mark.parametrize(
+    ("hello", "kind"),
+    [
+        ({"isWritablePrimary": True}, Deployment.STANDALONE),
+        ({"setName": "rs0"}, Deployment.REPLICA_SET),
+        ({"msg": "isdbgrid"}, Deployment.SHARDED),
+    ],
+)
+def test_kinds_of_deployment(hello: Document, kind: Deployment) -> None:
+    """What a server says of itself tells which kind of deployment it belongs to."""
+    assert examining.deployment_of(hello) is kind
+
+
+@pytest.mark.parametrize(
+    ("description", "wrong"),
+    [
+        (None, False),
+        ({"key": {"_id": 1}}, False),
+        ({"key": {"_id": "hashed"}}, False),
+        ({"key": {"status": 1}}, True),
+        ({"key": {"_id": 1, "status": 1}}, True),
+        ({"key": {"status": 1}, "dropped": True}, False),
+    ],
+)
+def test_shard_keys(description: Document | None, wrong: bool) -> None:
+    """A collection is not sharded, or by `_id` alone; anything else is told with the remedy."""
+    told = examining.sharding("ratchet_jobs", description)
+    assert (told is not None) == wrong
+    assert told is None or "hashed" in told
+
+
+PLAN = {"stage": "FETCH", "inputStage": {"stage": "IXSCAN", "indexName": "claim"}}
+LOST = {"stage": "SORT", "inputStage": {"stage": "COLLSCAN"}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"queryPlanner": {"winningPlan": PLAN, "rejectedPlans": [LOST]}},
+        {"queryPlanner": {"winningPlan": {"queryPlan": PLAN, "slotBasedPlan": {"stages": "[1] scan"}}}},
+        {
+            "stages": [
+                {"$cursor": {"queryPlanner": {"winningPlan": PLAN, "rejectedPlans": [LOST]}}},
+                {"$x": {}},
+            ]
+        },
+        {
+            "queryPlanner": {
+                "winningPlan": {
+                    "stage": "SHARD_MERGE",
+                    "shards": [{"shardName": "a", "winningPlan": PLAN, "rejectedPlans": [LOST]}],
+                }
+            }
+        },
+        {"shards": {"a": {"queryPlanner": {"winningPlan": PLAN, "rejectedPlans": [LOST]}}}},
+    ],
+    ids=["classic", "slots", "aggregate", "sharded", "sharded aggregate"],
+)
+def test_plans_are_read_in_every_shape(answer: Document) -> None:
+    """Of an explanation only the winning plan counts, whatever engine or cluster it comes from."""
+    plan = plan_of(answer)
+    assert plan.indexes == {"claim"}
+    assert {"FETCH", "IXSCAN"} <= plan.stages
+    assert not plan.scans
+    assert not plan.sorts

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias
 from uuid import UUID, uuid4
 
-from pymongo import ReturnDocument, UpdateOne
+from pymongo import ReturnDocument
 from pymongo.errors import BulkWriteError
 
 from ratchet.domain.job import NewJob
@@ -35,6 +35,7 @@ from ratchet_mongo._async.flavour import find, sleep
 from ratchet_mongo.documents import JOB_VIEW, Document, hidden, job_from, new_document
 from ratchet_mongo.indexes import BY_ID
 from ratchet_mongo.moves import APPLIES, GUARD_VIEW, Guard, Move, frees, move
+from ratchet_mongo.statements import statements
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
 _TRIES: Final = 60
@@ -258,7 +259,7 @@ async def write(database: MongoDatabase, moves: Sequence[Move]) -> list[Move]:
         only = moves[0]
         result = await database.run(lambda: database.jobs.update_one(only.where, only.update))
     else:
-        updates = [UpdateOne(one.where, one.update) for one in moves]
+        updates = statements(moves)
         result = await database.run(lambda: database.jobs.bulk_write(updates, ordered=False))
     database.step("updated")
     if result.matched_count == len(moves):

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import latency, startup, throughput
+from benchmarks import latency, mongo, startup, throughput
 from benchmarks.pairs import say
 from benchmarks.table import Line, as_markdown, as_text
 
@@ -32,6 +32,11 @@ GROUPS: dict[str, Callable[[int, float], Iterator[Line]]] = {
     "worker-process": startup.process,
     "idle": latency.idle,
     "statements": latency.statements,
+    "mongo-drain": mongo.draining,
+    "mongo-submit": mongo.submission,
+    "mongo-claim": mongo.claiming,
+    "mongo-delay": mongo.delayed,
+    "mongo-latency": mongo.other_process,
 }
 RESULTS = Path(__file__).with_name("results.md")
 
@@ -68,17 +73,21 @@ def main() -> int:
 
 def _about(pairs: int, scale: float, load: list[float]) -> list[str]:
     today = datetime.now(UTC).date()
-    try:
-        huey = version("huey")
-    except ImportError:
-        huey = "not installed"
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    software = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, huey {huey}"
+    peers = ", ".join(f"{name} {_version(name)}" for name in ("huey", "apscheduler", "celery", "pymongo"))
+    software = f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {peers}"
     noise = f"load average {load[0]:.1f} before and {load[1]:.1f} after"
     return [
         f"{today.isoformat()}; {software}; {machine}",
         f"{pairs} paired runs per line, work scaled by {scale:g}; {noise}: only the ratios mean something",
     ]
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except ImportError:
+        return "not installed"
 
 
 def _page(lines: list[Line], about: list[str]) -> str:

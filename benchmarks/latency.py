@@ -158,7 +158,7 @@ def _across(count: int, state: str, folder: Path) -> list[float]:
             time.sleep(random.uniform(SPACING, 3 * SPACING))
             begun = time.monotonic()
             scheduler.enqueue(bodies.stamp).submit()
-            value = 1e3 * (_stamp_number(folder / "log", i + 1) - begun)
+            value = 1e3 * (stamp_number(folder / "log", i + 1) - begun)
             if i >= 2:
                 samples.append(value)
         (folder / "release").touch()
@@ -174,7 +174,8 @@ def _wait_until_in(worker: Worker, state: str) -> None:
         time.sleep(0.1)
 
 
-def _stamp_number(log: Path, wanted: int) -> float:
+def stamp_number(log: Path, wanted: int) -> float:
+    """The time that `bodies.stamp` noted as the `wanted`-th; waits for it."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         lines = log.read_text().splitlines() if log.exists() else []

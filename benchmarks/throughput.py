@@ -60,7 +60,7 @@ def _drain_memory(count: int) -> float:
     scheduler.start()
     node = scheduler.node
     assert node is not None
-    _until(lambda: node.parts.endings.tally.settled >= count)
+    until(lambda: node.parts.endings.tally.settled >= count)
     seconds = time.perf_counter() - begun
     scheduler.close()
     return count / seconds
@@ -208,12 +208,13 @@ def _watch(file: Path) -> Callable[[], bool]:
 def _drain_time(folder: Path, processes: int, arguments: tuple[str, ...], done: Callable[[], bool]) -> float:
     """Seconds from the start of the first body, in whichever process, to the last outcome in the store."""
     with workers(folder, processes, *arguments) as running:
-        _until(done, running)
+        until(done, running)
         end = time.monotonic()
         return end - float((folder / "start").read_text())
 
 
-def _until(done: Callable[[], bool], running: list[Worker] | None = None) -> None:
+def until(done: Callable[[], bool], running: list[Worker] | None = None) -> None:
+    """Wait for `done`; raises if a worker has ended or `PATIENCE` seconds have passed."""
     deadline = time.monotonic() + PATIENCE
     while not done():
         if time.monotonic() > deadline:
@@ -267,7 +268,7 @@ def _gap(count: int, seconds: float, worst: list[float]) -> Measure:
         scheduler.enqueue_many(bodies.span, [(seconds,)] * count)
         bodies.spans.clear()
         scheduler.start()
-        _until(lambda: len(bodies.spans) >= count)
+        until(lambda: len(bodies.spans) >= count)
         scheduler.close()
         gaps = [1e3 * (after[0] - before[1]) for before, after in pairwise(bodies.spans)]
         worst.append(percentile(gaps, 0.99))

@@ -1,6 +1,6 @@
 """One worker process of a benchmark: gets ready, says so, starts when told, ends when its input closes.
 
-    python -m benchmarks.worker ratchet|raw|huey FILE [options]
+    python -m benchmarks.worker ratchet|raw|huey|mongo-raw|apscheduler|celery FILE-OR-URL [options]
 
 It writes `ready` when everything is imported and opened, waits for a line on standard input, and runs
 until that is closed, so that it never outlives the benchmark. Imports and start-up are thus never timed.
@@ -11,26 +11,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 
 def main() -> None:
     """Run one worker."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["ratchet", "raw", "huey"])
+    parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("url")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--synchronous", default="FULL")
     parser.add_argument("--idle-after", type=float, default=300.0)
     arguments = parser.parse_args()
-    {"ratchet": _ratchet, "raw": _raw, "huey": _huey}[arguments.kind](arguments)
+    KINDS[arguments.kind](arguments)
     os._exit(0)  # a peer's background threads are not waited for
 
 
@@ -60,6 +62,8 @@ def _ratchet(arguments: argparse.Namespace) -> None:
         elif line.strip() == "mode":
             node = scheduler.node
             print(json.dumps({"mode": "" if node is None else str(node.parts.poller.state.mode)}), flush=True)
+        elif line.strip() == "settled" and scheduler.node is not None:
+            print(json.dumps({"settled": scheduler.node.parts.endings.tally.settled}), flush=True)
     scheduler.stop(timedelta(seconds=2))
 
 
@@ -80,6 +84,56 @@ def _huey(arguments: argparse.Namespace) -> None:
     _wait_for_start()
     consumer.start()
     sys.stdin.read()
+
+
+def _mongo_raw(arguments: argparse.Namespace) -> None:
+    from benchmarks.mongo_raw import Raw
+
+    raw = Raw(arguments.url)
+    _wait_for_start()
+    threading.Thread(target=raw.drain, daemon=True).start()
+    _tell_settled(lambda: raw.finished)
+
+
+def _apscheduler(arguments: argparse.Namespace) -> None:
+    from benchmarks.mongo_peers import AlarmClock
+
+    peer = AlarmClock(arguments.url, arguments.threads)
+    _wait_for_start()
+    peer.begin()
+    _tell_settled(lambda: peer.executed)
+
+
+def _celery(arguments: argparse.Namespace) -> None:
+    from benchmarks.mongo_peers import Celery
+
+    os.setpgrp()
+    peer = Celery(arguments.url)
+    _wait_for_start()
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    peer.work(arguments.threads)
+
+
+def _tell_settled(count: Callable[[], int]) -> None:
+    for line in sys.stdin:
+        if line.strip() == "settled":
+            print(json.dumps({"settled": count()}), flush=True)
+
+
+def _end_with_input() -> None:
+    while os.read(0, 1):  # not by `sys.stdin`, whose lock a forked child would find taken
+        pass
+    os.killpg(0, signal.SIGKILL)  # with the children of the pool
+
+
+KINDS: Final[dict[str, Callable[[argparse.Namespace], None]]] = {
+    "ratchet": _ratchet,
+    "raw": _raw,
+    "huey": _huey,
+    "mongo-raw": _mongo_raw,
+    "apscheduler": _apscheduler,
+    "celery": _celery,
+}
 
 
 class Worker:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ratchet import ExecutionSettings, NodeSettings, Scheduler, Settings, current_job
 
 BARRIER_SECONDS = 30.0
+GRACE_SECONDS = float(os.environ.get("STORM_GRACE", "3"))
 folder = Path(os.environ.get("STORM_FOLDER", "."))
 
 
@@ -53,7 +54,7 @@ def main() -> None:
     )
     settings = Settings(
         execution=ExecutionSettings(threads=threads),
-        node=NodeSettings(orphan_grace=timedelta(seconds=3), max_crash_redeliveries=50),
+        node=NodeSettings(orphan_grace=timedelta(seconds=GRACE_SECONDS), max_crash_redeliveries=50),
     )
     scheduler = Scheduler.from_url(url, allow=["storm_jobs"], settings=settings)
     done = threading.Event()

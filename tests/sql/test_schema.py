@@ -46,8 +46,9 @@ def test_every_field_has_its_column() -> None:
     fields = set(Job.__dataclass_fields__)
     assert set(rows.JOB_COLUMNS) == fields == {column.name for column in job.columns}
     submitted = {"id", "status", "scheduled_time", "created_at", "updated_at"}
-    given = set(NewJob.__dataclass_fields__) - {"delay", "at", "start"}
-    assert set(rows.INSERT_COLUMNS) == submitted | given
+    claimed = {"version", "claim_seq", "picked_by", "picked_at"}
+    given = set(NewJob.__dataclass_fields__) - {"delay", "at", "start", "claim_for"}
+    assert set(rows.INSERT_COLUMNS) == submitted | claimed | given
 
 
 def test_first_use_makes_it(path: Path, store: SqliteStore) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
@@ -31,12 +31,14 @@ from ratchet.spi.store import JobStore, NodeInfo, Selection
 from ratchet_mongo import AsyncMongoJobStore, MongoJobStore
 from ratchet_mongo._async import keys as async_keys
 from ratchet_mongo._sync import keys as sync_keys
+from ratchet_mongo.harness import MongoHarness
 from tests.conftest import storm_scale
 from tests.mongo.conftest import server_or_skip
 from tests.mongo.faults import PASSING, SILENT, WRITES, At, each, told
-from tests.mongo.harness import MongoHarness
 from tests.mongo.proxy import Fault, LosingProxy
 from tests.mongo.test_losses import persistently
+
+pytestmark = pytest.mark.mongodb_needs("speed")
 
 Operation: TypeAlias = Callable[[JobStore], object]
 FLAVOURS: Final = ("sync", "async") if storm_scale() >= 1 else ("sync",)
@@ -126,8 +128,9 @@ class Rig:
     """A database, a direct handle on it, and handles behind a proxy that answers in the server's place."""
 
     def __init__(self, flavour: str) -> None:
-        self.harness = MongoHarness()
-        self.proxy = LosingProxy(server_or_skip().port)
+        server = server_or_skip()  # the proxy stands before it, whatever deployment the environment names
+        self.harness = MongoHarness(server.url())
+        self.proxy = LosingProxy(server.port)
         self._loop = EventLoop() if flavour == "async" else None
         self._clients: list[Any] = [self._client(retries, silence) for retries, silence in _MODES]
         self._direct: MongoClient[dict[str, Any]] = MongoClient(self.harness.url)
@@ -218,6 +221,7 @@ def spread(entries: list[tuple[int, str, Fault]], share: float) -> Iterator[tupl
 # -- errors that pass -----------------------------------------------------------------------------
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("prepare", [*WHOLE, *BY_ROW, *OTHERS], ids=name_of)
 def test_an_error_that_passes_at_any_command(rig: Rig, prepare: Callable[[Driver], Operation]) -> None:
@@ -242,6 +246,7 @@ def test_an_error_that_passes_at_any_command(rig: Rig, prepare: Callable[[Driver
     assert set(met) == set(commands)
 
 
+@pytest.mark.storm
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("prepare", [*WHOLE, *BY_ROW, *OTHERS], ids=name_of)
 def test_silence_at_any_command(rig: Rig, prepare: Callable[[Driver], Operation]) -> None:
@@ -368,6 +373,3 @@ def test_every_command_is_covered(rig: Rig) -> None:
     for prepare in (*WHOLE, *BY_ROW, *OTHERS):
         sent |= set(undisturbed(rig, prepare)[0])
     assert sent == {"insert", "update", "delete", "findAndModify", "find", "getMore", "aggregate", "distinct"}
-
-
-__all__: Sequence[str] = ()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from pymongo.errors import AutoReconnect, BulkWriteError, NotPrimaryError, OperationFailure, WriteConcernError
@@ -39,6 +39,12 @@ def persistently(call: Callable[[], Any], *, seconds: float = 30.0) -> Any:
 
 
 @pytest.fixture
+def mongo_url() -> str:
+    """A database of the server that the proxy stands before, whatever deployment the environment names."""
+    return server_or_skip().url(f"t{uuid4().hex}")
+
+
+@pytest.fixture
 def proxy() -> Iterator[LosingProxy]:
     """A proxy before the shared server."""
     proxy = LosingProxy(server_or_skip().port)
@@ -59,6 +65,7 @@ def submit_all(store: JobStore, number: int) -> list[UUID]:
     return made
 
 
+@pytest.mark.storm
 def test_a_line_that_loses_requests_and_answers(
     proxy: LosingProxy, mongo_url: str, open_store: Callable[..., Any], scaled: Callable[..., int]
 ) -> None:
@@ -243,6 +250,7 @@ def test_errors_are_judged_by_code(error: OperationFailure, family: type[Excepti
 # -- a server that is killed ----------------------------------------------------------------------
 
 
+@pytest.mark.storm
 def test_a_server_killed_under_load_loses_nothing_acknowledged(
     own_server: servers.Server, scaled: Callable[..., int]
 ) -> None:

@@ -6,6 +6,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from pymongo import common
@@ -18,6 +19,8 @@ from ratchet_mongo.coordinator import MongoCoordinator
 from tests.mongo.conftest import server_or_skip
 from tests.mongo.faults import STEPPING, name_of, told
 from tests.mongo.proxy import Document, Fault, LosingProxy
+
+pytestmark = pytest.mark.mongodb_needs("speed")
 
 PATIENCE = 20.0
 WORK = Hint(Priority.NORMAL, None, "threads")
@@ -77,6 +80,12 @@ class Stream:
     def close(self) -> None:
         self.coordinator.close()
         self.store.close()
+
+
+@pytest.fixture
+def mongo_url() -> str:
+    """A database of the server that the proxy stands before, whatever deployment the environment names."""
+    return server_or_skip().url(f"t{uuid4().hex}")
 
 
 @pytest.fixture

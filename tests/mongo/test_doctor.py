@@ -36,6 +36,7 @@ def doctor(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str,
     return code, found
 
 
+@pytest.mark.mongodb_needs("explain")
 def test_a_sound_database_is_well(
     open_store: Callable[..., Any], mongo_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_sound_database_is_well(
     assert odd == ({"deployment"} if kind is Deployment.STANDALONE else set())
 
 
+@pytest.mark.mongodb_needs("explain")
 def test_looking_makes_nothing(
     open_store: Callable[..., Any], mongo_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,6 +62,7 @@ def test_looking_makes_nothing(
     assert open_store().database.db.list_collection_names() == []
 
 
+@pytest.mark.mongodb_needs("explain")
 def test_a_standalone_server_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     """On a standalone server the doctor warns, and says that there are no transactions and no change streams."""
     code, found = doctor(capsys, server_or_skip(standalone=True).url("doctor"))
@@ -98,6 +101,7 @@ def test_what_others_did_to_the_indexes_is_found(
     assert any(level == "error" and words in told for level, told in found[check])
 
 
+@pytest.mark.mongodb_needs("explain")
 def test_a_start_makes_missing_indexes(open_store: Callable[..., Any]) -> None:
     """The first use by a new process makes an index that is missing, and its quick checks find nothing wrong."""
     store = open_store()

@@ -64,7 +64,7 @@ class AlarmClock:
 
     def close(self) -> None:
         """End it, and its client."""
-        self.scheduler.shutdown(wait=False)
+        self.scheduler.shutdown()
 
 
 class Celery:

@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("kind", choices=list(KINDS))
     parser.add_argument("url")
     parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=50)
     parser.add_argument("--synchronous", default="FULL")
     parser.add_argument("--idle-after", type=float, default=300.0)
     arguments = parser.parse_args()
@@ -45,7 +46,7 @@ def _ratchet(arguments: argparse.Namespace) -> None:
     from ratchet import ExecutionSettings, PollingSettings, Scheduler, Settings
 
     settings = Settings(
-        execution=ExecutionSettings(threads=arguments.threads),
+        execution=ExecutionSettings(threads=arguments.threads, batch_size=arguments.batch),
         polling=PollingSettings(idle_after=arguments.idle_after),
     )
     scheduler = Scheduler.from_url(arguments.url, allow=["benchmarks"], settings=settings)

@@ -20,6 +20,12 @@ FULL = "3.11"
 ALSO = ("3.12", "3.13")
 PACKAGES = ("ratchet", "ratchet_sql", "ratchet_mongo", "conformance_tests")
 TYPED = (*PACKAGES, "tests", "benchmarks", "scripts", "noxfile.py")
+# Each starts a server, unless RATCHET_TEST_MONGODB_URL names a deployment.
+MONGODB_FLAVOURS = (
+    "tests.mongo.harness:MongoHarness",
+    "tests.mongo.harness:AsyncMongoHarness",
+    "tests.mongo.harness:MotorHarness",
+)
 
 
 def _offer_pyenv_interpreters() -> None:
@@ -90,10 +96,15 @@ def conformance(session: nox.Session) -> None:
     folder = Path(session.create_tmp()).absolute()
     for old in folder.glob("*.json"):
         old.unlink()
+    stores = {
+        "memory": ["--ratchet-url", "memory://"],
+        "sqlite": ["--ratchet-url", f"sqlite:///{folder / 'new.db'}"],
+        "mongodb": ["--ratchet-harness", MONGODB_FLAVOURS[0]],
+    }
     reports = []
-    for name, url in (("memory", "memory://"), ("sqlite", f"sqlite:///{folder / 'new.db'}")):
+    for name, store in stores.items():
         reports.append(str(folder / f"{name}.json"))
-        words = ["--pyargs", "conformance_tests", "--ratchet-url", url, "--ratchet-report-json", reports[-1]]
+        words = ["--pyargs", "conformance_tests", *store, "--ratchet-report-json", reports[-1]]
         session.run("python", "-m", "pytest", *words, *session.posargs)
     if not session.posargs:  # a narrowed run says nothing about the pages
         session.run("python", "scripts/render_conformance.py", "--check", *reports)
@@ -117,13 +128,29 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(python=FULL)
-def soak(session: nox.Session) -> None:
-    """Storms at full size, the endurance test, then one worker and 200,000 jobs with its memory watched."""
+@nox.parametrize("part", [nox.param(name, id=name) for name in ("storms", "flavours", "endurance", "memory")])
+def soak(session: nox.Session, part: str) -> None:
+    """What takes long; `-s "soak(flavours)"` runs one part of it.
+
+    storms: all of them at full size. flavours: the whole conformance suite on MongoDB, through each driver, on a
+    replica set and on a standalone server. endurance: hours in minutes. memory: one worker and 200,000 jobs.
+    """
     _install(session, "-e", ".[all,test]")
     scale = {"RATCHET_STORM_SCALE": "1.0"}
-    session.run("python", "-m", "pytest", "-m", "storm", "--timeout=3600", env=scale)
-    url = f"sqlite:///{Path(session.create_tmp()).absolute() / 'new.db'}"
-    words = ["--ratchet-url", url, "--ratchet-soak", "300", "--ratchet-contracts", "SOAK-*"]
-    session.run("python", "-m", "pytest", "--pyargs", "conformance_tests", *words)
-    report = ["--write", "benchmarks/soak/rss.txt"]
-    session.run("python", "-m", "benchmarks.soak_rss", *(session.posargs or report), env=scale)
+    suite = ("python", "-m", "pytest", "--pyargs", "conformance_tests")
+    if part == "storms":
+        session.run("python", "-m", "pytest", "-m", "storm", "--timeout=3600", *session.posargs, env=scale)
+    elif part == "flavours":
+        for harness in MONGODB_FLAVOURS:
+            for standalone in ("0", "1"):
+                server = {"RATCHET_TEST_MONGODB_STANDALONE": standalone}
+                session.run(*suite, "--ratchet-harness", harness, *session.posargs, env=server)
+    elif part == "endurance":
+        url = f"sqlite:///{Path(session.create_tmp()).absolute() / 'new.db'}"
+        for store in (("--ratchet-url", url), ("--ratchet-harness", MONGODB_FLAVOURS[0])):
+            session.run(
+                *suite, *store, "--ratchet-soak", "300", "--ratchet-contracts", "SOAK-*", *session.posargs
+            )
+    else:
+        report = ["--write", "benchmarks/soak/rss.txt"]
+        session.run("python", "-m", "benchmarks.soak_rss", *(session.posargs or report), env=scale)

@@ -1,6 +1,7 @@
 """Render docs/reference/conformance-*.md from the JSON reports of whole runs of the suite on our own stores.
 
-Arguments: report files, named ``memory.json`` and ``sqlite.json``. Without any: run the suite. What differs
+Arguments: report files, named ``memory.json``, ``sqlite.json`` and ``mongodb.json``. Without any: run the suite
+(on MongoDB with the server that the tests take; see tests/mongo/servers.py). What differs
 from machine to machine and from run to run (versions of databases, times) is not on the pages.
 """
 
@@ -16,8 +17,19 @@ from typing import Any
 from conformance_tests.report import render
 from scripts.generated import ROOT, publish
 
-URLS = {"memory": "memory://", "sqlite": "sqlite:///{folder}/new.db"}
-NAMES = {"memory": "the memory store", "sqlite": "the SQLite store"}
+STORES = {
+    "memory": ["--ratchet-url", "memory://"],
+    "sqlite": ["--ratchet-url", "sqlite:///{folder}/new.db"],
+    "mongodb": [
+        "--ratchet-harness",
+        "tests.mongo.harness:MongoHarness",
+    ],  # starts a server, where none is named
+}
+NAMES = {
+    "memory": "the memory store",
+    "sqlite": "the SQLite store",
+    "mongodb": "the MongoDB store (its sync flavour, on a replica set)",
+}
 
 
 def page(name: str, report: dict[str, Any]) -> str:
@@ -34,8 +46,8 @@ def page(name: str, report: dict[str, Any]) -> str:
 def run(name: str, folder: Path) -> Path:
     """Run the whole suite on one store; where the report is."""
     file = folder / f"{name}.json"
-    url = URLS[name].format(folder=folder)
-    words = ["--pyargs", "conformance_tests", "--ratchet-url", url, "--ratchet-report-json", str(file), "-q"]
+    store = [word.format(folder=folder) for word in STORES[name]]
+    words = ["--pyargs", "conformance_tests", *store, "--ratchet-report-json", str(file), "-q"]
     subprocess.run([sys.executable, "-m", "pytest", *words], check=False, cwd=ROOT)
     return file
 
@@ -45,7 +57,7 @@ def main() -> int:
     files = [Path(each) for each in sys.argv[1:] if not each.startswith("-")]
     sys.argv[1:] = [each for each in sys.argv[1:] if each.startswith("-")]
     with tempfile.TemporaryDirectory() as folder:
-        files = files or [run(name, Path(folder)) for name in URLS]
+        files = files or [run(name, Path(folder)) for name in STORES]
         reports = {each.stem: json.loads(each.read_text(encoding="utf-8")) for each in files}
     failed = 0
     for name, report in reports.items():

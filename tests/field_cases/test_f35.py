@@ -52,6 +52,7 @@ def failed(stage: Stage, file_clock: FileClock) -> Failed:
     return run
 
 
+@pytest.mark.mongodb_needs("speed")
 def test_f35_next_dates_lie_in_the_window(failed: Failed) -> None:
     """Delay 60 s, jitter 0.2, additive: all 1,000 next dates lie in 12:01:00-12:01:12Z, so none in the past."""
     times = [job.scheduled_time for job in failed(JOBS, 0.2)]
@@ -59,6 +60,7 @@ def test_f35_next_dates_lie_in_the_window(failed: Failed) -> None:
     assert max(times) <= WINDOW[1]
 
 
+@pytest.mark.mongodb_needs("speed")
 def test_f35_no_second_holds_more_than_a_fifth(failed: Failed) -> None:
     """No 1-second bucket holds more than 20 % of them, and there are at least 500 distinct milliseconds."""
     times = [job.scheduled_time for job in failed(JOBS, 0.2)]
@@ -75,6 +77,7 @@ def test_f35_retry_after_is_never_shortened(failed: Failed, wait: float, least: 
     assert max(times) <= START + timedelta(seconds=max(wait, 72.0) * 1.2)
 
 
+@pytest.mark.mongodb_needs("speed")
 def test_f35_without_jitter_all_at_once(failed: Failed) -> None:
     """With jitter 0 every one of them is due at exactly 12:01:00Z."""
     assert {job.scheduled_time for job in failed(JOBS, 0.0)} == {START + DELAY}

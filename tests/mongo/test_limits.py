@@ -71,6 +71,7 @@ def test_history_moves_out_of_the_document(store: Any, driver: Driver) -> None:
     assert [each.error for each in told] == [f"error {n}" for n in range(60)]
 
 
+@pytest.mark.mongodb_needs("speed")
 def test_the_largest_job_there_can_be_is_far_from_the_limit(store: Any, driver: Driver) -> None:
     """Everything as large as it is let in, twenty and more errors included, stays below what the server takes."""
     text = "x" * (MAX_TEXT - 10_000)
@@ -260,6 +261,7 @@ def test_names_and_keys_cannot_have_it(store: Any, field: str, bad: str, beside:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=ascii)
+@pytest.mark.mongodb_needs("distinct in arrays")
 def test_errors_have_it_replaced(store: Any, driver: Driver, bad: str) -> None:
     """In an error it becomes U+FFFD, in the job, in its history and for its callback; it is found as it is stored."""
     clean = "".join("\ufffd" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in bad)

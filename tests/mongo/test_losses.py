@@ -66,6 +66,7 @@ def submit_all(store: JobStore, number: int) -> list[UUID]:
 
 
 @pytest.mark.storm
+@pytest.mark.mongodb_needs("distinct in arrays")
 def test_a_line_that_loses_requests_and_answers(
     proxy: LosingProxy, mongo_url: str, open_store: Callable[..., Any], scaled: Callable[..., int]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.field_cases.faults import FaultyStore
 from tests.field_cases.kit import SCALE, Gates, Ledger, stays, wait_until
 from tests.field_cases.stage import Stage, busy, running
 
-pytestmark = pytest.mark.field_case("F55")
+pytestmark = [pytest.mark.field_case("F55"), pytest.mark.mongodb_needs("speed")]
 
 POLL: Final = 0.1
 """The poll interval of the nodes here, in seconds."""

@@ -19,6 +19,7 @@ from tests.mongo.conftest import needs
 
 NOW: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 RUNNING: Final = 200
+TOKEN: Final = UUID(int=0)
 
 
 def _job(number: int, **fields: Any) -> Document:
@@ -74,23 +75,35 @@ def add_pending(database: Any, number: int) -> None:
 
 
 def add_the_rest(database: Any) -> None:
-    """Running jobs, pending callbacks, keys, and operations of all states."""
+    """Of all that the hot queries ask for a little: running jobs, callbacks, keys, operations, what is unfinished."""
+    owners = ("a node", "n1", "n2")
     jobs = [
-        _job(n, status=Status.RUNNING.value, picked_by=f"n{n % 3}", picked_at=NOW - timedelta(seconds=n))
+        _job(n, status=Status.RUNNING.value, picked_by=owners[n % 3], picked_at=NOW - timedelta(seconds=n))
         for n in range(RUNNING)
     ]
-    told = {"owner": "dead", "claim_seq": 1, "name": "on_failure", "target": "t", "argument": ""}
+    jobs[0]["_id"] = TOKEN
+    outbox = {"id": TOKEN, "at": NOW, "submits": []}
+    ended = {"status": Status.SUCCEEDED.value, "ended_at": NOW}
+    jobs += [_job(n, **ended, outbox=outbox, business_key="k", principal="p") for n in range(9)]
+    hold = {"kind": "operation", "id": TOKEN, "at": NOW - timedelta(days=1)}
+    # In the middle: a page passes over what is not decided upon.
+    jobs += [_job(500 + n, hold=hold, reveal={}) for n in range(9)]
+    told = {"owner": "a node", "claim_seq": 1, "name": "on_failure", "target": "t", "argument": ""}
     jobs += [_job(n, status=Status.FAILED.value, ended_at=NOW, callbacks=[told]) for n in range(20)]
     database.jobs.insert_many(jobs)
+    database.business.insert_one({"_id": "a key", "holder": TOKEN, "token": TOKEN})
+    database.idempotency.insert_one({"_id": "a key", "job": TOKEN, "token": TOKEN})
     database.business.insert_many(
         {"_id": f"k{n}", "holder": UUID(int=n), "token": UUID(int=n)} for n in range(2000)
     )
     database.idempotency.insert_many(
         {"_id": f"i{n}", "job": UUID(int=n), "token": UUID(int=n)} for n in range(2000)
     )
+    states = ("committed",) * 9 + ("open",) * 200
+    old, new = NOW - timedelta(days=1), NOW + timedelta(days=9000)
     database.operations.insert_many(
-        {"_id": UUID(int=n), "kind": "insert", "state": "open", "at": NOW + timedelta(days=9000), "steps": []}
-        for n in range(200)
+        {"_id": UUID(int=n + 9), "kind": "insert", "state": state, "at": old if n < 20 else new, "steps": []}
+        for n, state in enumerate(states)
     )
 
 

@@ -38,6 +38,8 @@ from tests.mongo.explaining import (
     questions,
 )
 
+pytestmark = pytest.mark.timeout(1800)  # at full size, on a busy machine
+
 LIMIT = 50
 EXECUTORS = ["threads", "async"]
 
@@ -167,7 +169,7 @@ def test_hot_queries_read_what_they_return(filled: Filled, query: HotQuery) -> N
     assert not plan.sorts
     assert plan.keys is not None
     assert plan.documents is not None
-    assert plan.returned is not None
+    assert plan.returned  # of each there is something, or the figures would say nothing
     assert plan.keys <= plan.returned + 1
     assert plan.documents <= plan.returned
 
@@ -234,11 +236,12 @@ def test_whatever_the_store_sends_is_on_an_index(filled: Filled) -> None:
         assert sent, name
         for command in sent:
             for question in questions(command):
-                collection = next(iter(question.values()))
-                plan = explained(filled.database, question)
                 seen += 1
+                if _names_one(question):
+                    continue
+                plan = explained(filled.database, question)
                 assert not plan.sorts, (name, question)
-                if collection in WHOLE or _names_one(question):
+                if next(iter(question.values())) in WHOLE:
                     continue
                 assert not plan.scans, (name, question)
                 assert plan.keys is not None
@@ -252,7 +255,7 @@ def test_whatever_the_store_sends_is_on_an_index(filled: Filled) -> None:
 
 
 def _names_one(question: Document) -> bool:
-    """True for a look by one `_id` with a guard.
+    """True for a look by one `_id` with a guard, which cannot read more than one document.
 
     MongoDB tries the indexes that fit for a few steps, and the one by `_id` has ended after the first; the
     server that stands in does not try, and may explain an index of the guard's fields instead.

@@ -392,6 +392,7 @@ def test_f57_no_full_scan_and_no_sort(big: Site, counted: Callable[[Site], JobSt
 # -- four claimers at once
 
 
+@pytest.mark.mongodb_needs("speed")
 def test_f57_four_claimers_take_a_hundred_once_each(site: Site) -> None:
     """4 claimers in batches of 10: the 100 are claimed once each in at most 14 non-empty claims, each in < 50 ms.
 

@@ -288,6 +288,7 @@ def test_f62_a_canceled_step_starts_no_next_one() -> None:
 # -- at the store: two handles, two writers, one barrier
 
 
+@pytest.mark.mongodb_needs("distinct in arrays")
 def test_f62_exactly_one_of_two_writers_is_applied(
     open_here: Callable[..., JobStore], stage: Stage, scaled: Callable[..., int]
 ) -> None:

@@ -26,7 +26,7 @@ from ratchet import ExecutionSettings, Scheduler
 from ratchet.domain.ids import new_id
 from tests.mongo import servers
 
-JOBS: Final = 500
+JOBS: Final = 1_000
 """Pending at once. A claim on the stand-in reads all the jobs there are, twice: its share grows with them."""
 BATCH: Final = 100
 """Jobs of one claim, of the raw loop and of ours where that is compared with others; 50 is what is shipped."""
@@ -245,17 +245,19 @@ def _examined(url: str, settled: int, pending: int) -> tuple[Pairs, Pairs]:
 
 
 def _look(database: Any) -> tuple[int, int]:
+    """Keys and documents of a claim: its look for the next job, and the head of each lane."""
     from ratchet_mongo.choosing import branches, following, head
     from tests.mongo.explaining import NOW, explained
 
-    keys = documents = 0
-    for branch in branches(["threads", "async"]):
-        for stages in (head(NOW, {}, SHIPPED + 1), following(NOW, {})):
-            pipeline = [{"$match": {"lane": branch.lane, **stages[0]["$match"]}}, *stages[1:3]]
-            plan = explained(database, {"aggregate": database.jobs.name, "pipeline": pipeline, "cursor": {}})
-            keys += plan.keys or 0
-            documents += plan.documents or 0
-    return keys, documents
+    lanes = [branch.lane for branch in branches(["threads", "async"])]
+    due, *others = head(NOW, {}, SHIPPED + 1)
+    looks = [[{"$match": {"lane": lane, **due["$match"]}}, *others] for lane in lanes]
+    looks.append(following(lanes, NOW, {}))
+    plans = [
+        explained(database, {"aggregate": database.jobs.name, "pipeline": look, "cursor": {}})
+        for look in looks
+    ]
+    return sum(plan.keys or 0 for plan in plans), sum(plan.documents or 0 for plan in plans)
 
 
 # -- far away --------------------------------------------------------------------------------------

@@ -59,45 +59,42 @@ def head(now: datetime, wanted: Document, rows: int) -> list[Document]:
     ]
 
 
-def following(now: datetime, wanted: Document) -> list[Document]:
-    """The stages behind a lane's ``$match``: the first job that is not yet due."""
+def following(lanes: Sequence[str], now: datetime, wanted: Document) -> list[Document]:
+    """The first job of these lanes that is not yet due."""
     return [
-        {"$match": {"scheduled_time": {"$gt": now}, **wanted}},
+        {"$match": {"lane": {"$in": list(lanes)}, "scheduled_time": {"$gt": now}, **wanted}},
         {"$sort": {"scheduled_time": 1, "_id": 1}},
         {"$limit": 1},
         {"$project": {"scheduled_time": 1}},
     ]
 
 
-def _literally(**fields: object) -> Document:
-    """Values in a stage that evaluates what it is given: a text that begins with a dollar would be a field's name."""
-    return {name: {"$literal": value} for name, value in fields.items()}
-
-
 def pipeline(
     lanes: Sequence[Branch], now: datetime, wanted: Document, rows: int, jobs: str
 ) -> list[Document]:
-    """Candidates of all lanes in one aggregate.
+    """Candidates of all lanes, and when the next job is due, in one aggregate over the jobs.
 
-    Each lane is a document to which two bounded index scans are joined. ``$unionWith`` would say the same;
-    a join is what the servers that stand in for MongoDB in the tests run on an index, too.
+    It begins with the next one: one merge of index scans, a key of each lane. ``$facet`` makes one document of
+    it also where there is none. To each lane then the head of its due jobs is joined, a bounded index scan.
+    ``$unionWith`` would say the same of the heads; the servers that stand in for MongoDB in the tests read the
+    whole collection for each branch of one, and once for a join.
     """
-
-    def join(stages: list[Document], name: str) -> Document:
-        return {
+    # A literal: the name of an executor that begins with a dollar would be that of a field.
+    entries = [{"lane": b.lane, "executor": b.executor, "priority": b.priority} for b in lanes]
+    return [
+        *following([b.lane for b in lanes], now, wanted),
+        {"$facet": {"next": [{"$limit": 1}]}},
+        {"$set": {"branch": {"$literal": entries}}},
+        {"$unwind": "$branch"},
+        {
             "$lookup": {
                 "from": jobs,
-                "localField": "lane",
+                "localField": "branch.lane",
                 "foreignField": "lane",
-                "pipeline": stages,
-                "as": name,
+                "pipeline": head(now, wanted, rows),
+                "as": "due",
             }
-        }
-
-    return [
-        {"$documents": [_literally(lane=b.lane, executor=b.executor, priority=b.priority) for b in lanes]},
-        join(head(now, wanted, rows), "due"),
-        join(following(now, wanted), "next"),
+        },
     ]
 
 
@@ -117,14 +114,15 @@ def choose(
     due: list[tuple[Any, str, UUID]] = []
     choice = Choice()
     for entry in found:
+        branch = entry["branch"]
         for later in entry["next"]:
             if choice.next_due is None or later["scheduled_time"] < choice.next_due:
                 choice.next_due = later["scheduled_time"]
         for row in entry["due"]:
             order = claim_order(
-                entry["priority"], row["scheduled_time"], row["_id"], now, request.boost_interval
+                branch["priority"], row["scheduled_time"], row["_id"], now, request.boost_interval
             )
-            due.append((order, entry["executor"], row["_id"]))
+            due.append((order, branch["executor"], row["_id"]))
     due.sort()
     left = dict(limits)
     for _, executor, job_id in due:

@@ -1,6 +1,6 @@
 """The queries that nodes and listings repeat, as commands to explain; each must run on an index. Pure.
 
-A test compares them with what the store sends, so that none is missing here.
+``ratchet doctor`` has them explained. The tests explain these and, whatever it may be, all that the store sends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from ratchet.domain.lifecycle import ROWS, Status, Trigger
 from ratchet.spi.store import Order, Selection
-from ratchet_mongo.choosing import Branch, following, head
+from ratchet_mongo.choosing import Branch, branches, following, head
 from ratchet_mongo.documents import Document
 from ratchet_mongo.selections import parts, where
 
@@ -59,10 +59,15 @@ def hot_queries(
 
 
 def _claim(jobs: str, now: datetime, lane: Branch) -> list[HotQuery]:
+    lanes = [branch.lane for branch in branches([lane.executor])]
+    looks: tuple[tuple[str, Document, list[Document]], ...] = (
+        ("claim", {"lane": lane.lane}, head(now, {}, _LIMIT + 1)),
+        ("claim: the next", {}, following(lanes, now, {})),
+    )
     found = []
-    for name, stages in (("claim", head(now, {}, _LIMIT + 1)), ("claim: the next", following(now, {}))):
+    for name, of, stages in looks:
         match, sort, limit = (next(iter(stage.values())) for stage in stages[:3])
-        command = {"find": jobs, "filter": {"lane": lane.lane, **match}, "sort": sort, "limit": limit}
+        command = {"find": jobs, "filter": {**of, **match}, "sort": sort, "limit": limit}
         found.append(HotQuery(name, "claim", command))
     return found
 

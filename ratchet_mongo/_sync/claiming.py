@@ -65,7 +65,7 @@ def claim(database: MongoDatabase, request: ClaimRequest, running: Running) -> C
     if not lanes:
         return Claimed([], more=False, next_due=None, now=now)
     stages = pipeline(lanes, now, filters(request), max(limits.values()) + 1, database.jobs.name)
-    found = database.run(lambda: aggregate(database.db, stages))
+    found = database.run(lambda: aggregate(database.jobs, stages))
     choice = choose(found, request, limits, now)
     if not choice.ids:
         return Claimed([], more=choice.more, next_due=choice.next_due, now=now)

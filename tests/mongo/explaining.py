@@ -166,12 +166,13 @@ def questions(command: Document) -> Iterator[Document]:
 
 
 def _aggregate(command: Document) -> Iterator[Document]:
-    stages = command["pipeline"]
-    if "$documents" not in stages[0]:
-        yield {"aggregate": command["aggregate"], "pipeline": stages, "cursor": {}}
-        return
-    for row in stages[0]["$documents"]:
-        for join in (stage["$lookup"] for stage in stages[1:]):
-            match, *others = join["pipeline"]
-            wanted = {join["foreignField"]: row[join["localField"]]["$literal"], **match["$match"]}
+    names = [next(iter(stage)) for stage in command["pipeline"]]
+    before = names.index("$facet") if "$facet" in names else len(names)
+    stages = command["pipeline"][before:]
+    yield {"aggregate": command["aggregate"], "pipeline": command["pipeline"][:before], "cursor": {}}
+    if stages:
+        join = stages[-1]["$lookup"]
+        match, *others = join["pipeline"]
+        for branch in stages[1]["$set"]["branch"]["$literal"]:
+            wanted = {join["foreignField"]: branch["lane"], **match["$match"]}
             yield {"aggregate": join["from"], "pipeline": [{"$match": wanted}, *others], "cursor": {}}

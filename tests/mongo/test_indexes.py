@@ -71,10 +71,11 @@ class Filled:
 
 
 def claim_branches(jobs: str, lane: str) -> Iterator[tuple[int, Document]]:
-    """How many rows each look at a lane may read, and the look."""
-    for stages, rows in ((head(NOW, {}, LIMIT + 1), LIMIT + 1), (following(NOW, {}), 1)):
-        pipeline = [{"$match": {"lane": lane, **stages[0]["$match"]}}, *stages[1:3]]
-        yield rows, {"aggregate": jobs, "pipeline": pipeline, "cursor": {}}
+    """How many rows each look for a lane may read, and the look."""
+    due, *others = head(NOW, {}, LIMIT + 1)
+    heads = [{"$match": {"lane": lane, **due["$match"]}}, *others]
+    for stages, rows in ((heads, LIMIT + 1), (following([lane], NOW, {}), 1)):
+        yield rows, {"aggregate": jobs, "pipeline": stages[:-1], "cursor": {}}
 
 
 @pytest.fixture(scope="module")

@@ -315,6 +315,7 @@ def test_f71_a_callback_that_raises_changes_no_outcome(
     assert pending(node) == 0
 
 
+@pytest.mark.mongodb_needs("distinct in arrays")
 def test_f71_callbacks_that_block_delay_nobody(make_node: Callable[..., Scheduler], stage: Stage) -> None:
     """Callbacks block: jobs are claimed within 3 polls, heartbeats go on, a stop is in time, another node does them."""
     node = make_node(poll=POLL, threads=2)

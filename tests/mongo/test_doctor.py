@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pymongo.errors import OperationFailure
 
+from ratchet import Scheduler
 from ratchet.cli import main
 from ratchet.errors import StorePermanentError
 from ratchet.spi.doctor import Level
@@ -273,3 +275,33 @@ def test_plans_are_read_in_every_shape(answer: Document) -> None:
     assert {"FETCH", "IXSCAN"} <= plan.stages
     assert not plan.scans
     assert not plan.sorts
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_node_says_at_its_start_what_is_not_well(
+    open_store: Callable[..., Any], caplog: pytest.LogCaptureFixture, spoiled: bool
+) -> None:
+    """A real node on a sound database starts without a word; where an index would delete jobs it warns, and runs."""
+    store = open_store()
+    store.counts()
+    if spoiled:
+        store.database.jobs.create_index("created_at", name="mine", expireAfterSeconds=10**8)
+    with (
+        caplog.at_level(logging.WARNING, logger="ratchet.doctor"),
+        Scheduler(open_store(), allow=["json"]) as scheduler,
+    ):
+        assert scheduler.enqueue(json.dumps, 1).submit().result(timeout=20) == "1"
+    told = [each.getMessage() for each in caplog.records if each.name == "ratchet.doctor"]
+    assert len(told) == spoiled
+    assert all("mine of ratchet_jobs" in each for each in told)
+
+
+def test_a_node_does_not_start_where_its_indexes_cannot_be_made(open_store: Callable[..., Any]) -> None:
+    """A conflicting index ends the start with the sentence that says which to drop."""
+    store = open_store()
+    store.counts()
+    replaced(store.database.jobs, "claim", [("lane", 1)])
+    scheduler = Scheduler(open_store(), allow=["json"])
+    with pytest.raises(StorePermanentError, match=r"dropIndex\('claim'\)"):
+        scheduler.start()
+    scheduler.close()

@@ -156,7 +156,7 @@ def submitted_rows(
     holders = business_holders(execute, (key for key in keys if key is not None))
     now = from_ms(now_ms)
     rows: list[Stored] = []
-    for new, key in zip(jobs, keys, strict=True):
+    for new in jobs:  # first, so that of both kinds of conflict every store tells the same one
         if new.idempotency_key is not None:
             if new.idempotency_key in originals:
                 original, _ = originals[new.idempotency_key]
@@ -164,6 +164,7 @@ def submitted_rows(
                     f"the idempotency key {new.idempotency_key!r} belongs to job {original} for ever"
                 )
             originals[new.idempotency_key] = (new.id, new.start)
+    for new, key in zip(jobs, keys, strict=True):
         if key is not None:
             holder, _ = holders.get(key, (None, None))
             if holder is not None and str(holder) != freed_by:

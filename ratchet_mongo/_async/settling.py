@@ -301,6 +301,16 @@ async def _prepare(database: MongoDatabase, settlement: Settlement, guard: Guard
     named: set[str] = set()
     waiting = keys.Waiting()
     try:
+        # First, so that of both kinds of conflict every store tells the same one.
+        for new in _submitted(settlement):
+            if new.idempotency_key is not None:
+                answer = await keys.reserve(database, new.idempotency_key, new.id, hold)
+                if isinstance(answer, keys.Original) or answer.id != new.id:
+                    raise DuplicateIdempotencyKey(
+                        f"the idempotency key {new.idempotency_key!r} belongs to job {answer.id} for ever"
+                    )
+                reserved.append(answer)
+        database.step("keys reserved")
         for new in _submitted(settlement):
             key = new.business_key if new.business_key is not None else moves_key
             entry: Document = {"job": new.id}
@@ -318,14 +328,7 @@ async def _prepare(database: MongoDatabase, settlement: Settlement, guard: Guard
             if key is not None:
                 named.add(key)
                 entry["key"] = key
-            if new.idempotency_key is not None:
-                answer = await keys.reserve(database, new.idempotency_key, new.id, hold)
-                if isinstance(answer, keys.Original) or answer.id != new.id:
-                    raise DuplicateIdempotencyKey(
-                        f"the idempotency key {new.idempotency_key!r} belongs to job {answer.id} for ever"
-                    )
-                reserved.append(answer)
-            database.step("keys reserved")
+                database.step("key taken")
             doc = hidden(new_document(new, hold["at"], token=hold["id"], business_key=key), hold)
             entry["reveal"] = doc["reveal"]
             outbox["submits"].append(entry)

@@ -15,7 +15,7 @@ from ratchet.plugins import open_store
 def test_a_taken_idempotency_key_is_told_before_a_held_business_key(
     store_url: str, places: list[tuple[int, int]]
 ) -> None:
-    """Of both kinds of conflict every store tells the idempotency key's, whichever job comes first, and changes nothing."""
+    """Of both kinds of conflict every store tells the idempotency key's, and changes nothing."""
     store = open_store(store_url)
     store.insert([new_job(idempotency_key="i", business_key="b", executor="none"), new_job()])
     (held,) = store.claim(request()).claims

@@ -277,6 +277,7 @@ def test_plans_are_read_in_every_shape(answer: Document) -> None:
     assert not plan.sorts
 
 
+@pytest.mark.mongodb_needs("explain")
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_a_node_says_at_its_start_what_is_not_well(
     open_store: Callable[..., Any], caplog: pytest.LogCaptureFixture, spoiled: bool

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ratchet import ExecutionSettings, NodeSettings, Scheduler, Settings, Status
-from ratchet.domain.lifecycle import Trigger
+from ratchet.domain.lifecycle import SETTLED, Trigger
 from ratchet.errors import StoreError
+from ratchet.spi.store import Selection
 from tests.mongo import servers
 from tests.mongo.faults import PASSING, some
 from tests.mongo.proxy import LosingProxy
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.storm
 PROCESSES, THREADS = 4, 8
 RESUME_SECONDS = 10.0
 OUTAGE_SECONDS = 3.0
+BACKLOG = 500
 
 
 @pytest.fixture
@@ -56,35 +58,54 @@ def lines(folder: Path, name: str) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-@pytest.mark.timeout(1800)
+def collected(scheduler: Scheduler, finished: Counter[tuple[Status, Trigger]]) -> None:
+    """Count jobs that are settled, by status and by how each of their claims ended, and delete them."""
+    while page := scheduler.store.find(Selection(statuses=SETTLED), limit=500).jobs:
+        for job in page:
+            ends = [entry.trigger for entry in scheduler.store.history(job.id)]
+            assert len(ends) == job.claim_seq
+            finished.update((job.status, trigger) for trigger in ends)
+        scheduler.store.delete([job.id for job in page])
+
+
+@pytest.mark.timeout(3600)
 def test_processes_claim_every_job_once(
     own_server: servers.Server, tmp_path: Path, scaled: Callable[..., int], storm_jobs: Any
 ) -> None:
     """20,000 jobs, 4 processes of 8 threads: each job is claimed once and executed once, by one of them."""
     jobs = scaled(20_000)
     scheduler = Scheduler.from_url(own_server.url("race"), allow=["storm_jobs"])
-    for start in range(0, jobs, 1000):
-        scheduler.enqueue_many(storm_jobs.work, [(1, 0)] * min(1000, jobs - start))
-    # All begin on a full queue, and nobody is taken for dead because the machine is busy.
+    # Nobody is taken for dead because the machine is busy.
     cluster = Cluster(own_server.url("race"), tmp_path, PROCESSES, threads=THREADS, grace=60)
+    finished: Counter[tuple[Status, Trigger]] = Counter()
+    submitted_so_far = 0
+    began = time.monotonic()
     try:
         assert wait_for(lambda: all(map(cluster.has_started, cluster.processes)), 60)
-        began = time.monotonic()
-        assert wait_for(lambda: not unsettled(scheduler), 1500)
+        while finished[Status.SUCCEEDED, Trigger.SUCCEED] < jobs:
+            assert time.monotonic() < began + 3000, f"{finished} of {jobs}"
+            # Some at a time, and the settled ones deleted: for each claim a stand-in reads all that is stored.
+            if submitted_so_far < jobs and unsettled(scheduler) < BACKLOG:
+                some_more = min(BACKLOG, jobs - submitted_so_far)
+                scheduler.enqueue_many(storm_jobs.work, [(1, 0)] * some_more)
+                submitted_so_far += some_more
+            collected(scheduler, finished)
         took = time.monotonic() - began
     finally:
         cluster.close()
     rows = list(ledger(tmp_path))
     by_process = Counter(line.split()[2] for line in lines(tmp_path, "ledger"))
     print(
-        f"{jobs} jobs, {PROCESSES} processes x {THREADS} threads, {took:.0f} s, shares {sorted(by_process.values())}"
+        f"{jobs} jobs, {PROCESSES} processes x {THREADS} threads, {took:.0f} s, shares "
+        f"{sorted(by_process.values())}, ends of claims { {str(end): n for (_, end), n in finished.items()} }"
     )
     assert len(rows) == len(set(rows)) == jobs, "executed twice, or not at all"
-    assert {claim for _, claim in rows} == {1}
     assert len({job for job, _ in rows}) == jobs
     assert len(by_process) == PROCESSES
-    finished = Counter((job.status, job.claim_seq) for job in scheduler.query.iterate())
-    assert finished == {(Status.SUCCEEDED, 1): jobs}
+    # What a busy node cannot begin in time it gives back.
+    assert set(finished) <= {(Status.SUCCEEDED, Trigger.SUCCEED), (Status.SUCCEEDED, Trigger.RELEASE)}
+    assert finished[Status.SUCCEEDED, Trigger.SUCCEED] == jobs
+    assert unsettled(scheduler) == 0
     scheduler.close()
 
 

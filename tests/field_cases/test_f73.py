@@ -317,6 +317,7 @@ def test_f73_each_call_is_bounded(story: Story) -> None:
             story.scheduler.retry_all(story.selection, limit=limit)
 
 
+@pytest.mark.mongodb_needs("speed")  # with so few pages the kill comes too late
 def test_f73_the_interruption_left_whole_lives(story: Story) -> None:
     """After the kill at about half every job is either as it was or requeued once, with a fresh life."""
     states = {(job.status, job.version, job.attempts, job.last_error) for job in story.half}

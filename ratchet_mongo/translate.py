@@ -91,7 +91,6 @@ TRANSACTIONS_MISSING: Final = 20
 DUPLICATE_KEY: Final = 11000
 INDEX_CONFLICTS: Final = frozenset({85, 86})
 """An index of this name, or of this specification, is there and not the same."""
-WRITE_CONFLICT: Final = 112
 NAMESPACE_EXISTS: Final = 48
 _AGAIN_LABEL: Final = "TransientTransactionError"
 _QUOTING: Final = frozenset({9, 40, 121, DUPLICATE_KEY})
@@ -177,9 +176,10 @@ class IdempotencyKeyInUse(DuplicateIdempotencyKey, PyMongoError):
 def translated_joined(error: PyMongoError, name: str) -> RatchetError:
     """What to raise instead of `error` in the caller's transaction, chained to it by the caller.
 
-    A taken key is among what helps to run the transaction again: it was free in the transaction's view.
+    Whatever passes by itself is a reason to run the transaction again, labelled by the server or not. So is a
+    key that is taken: it was free in the transaction's view.
     """
-    if error.has_error_label(_AGAIN_LABEL) or codes(error) & {DUPLICATE_KEY, WRITE_CONFLICT}:
+    if error.has_error_label(_AGAIN_LABEL) or is_retryable(error) or DUPLICATE_KEY in codes(error):
         told = ", ".join(str(code) for code in sorted(codes(error))) or type(error).__name__
         return TransactionAborted(
             f"the transaction on the MongoDB database {name!r} was rolled back; run it again, as "
@@ -230,7 +230,6 @@ __all__ = [
     "NAMESPACE_EXISTS",
     "TRANSACTIONS_MISSING",
     "UNENCODABLE",
-    "WRITE_CONFLICT",
     "IdempotencyKeyInUse",
     "TransactionAborted",
     "codes",

@@ -76,3 +76,24 @@ def open_store(mongo_url: str) -> Iterator[Callable[..., Any]]:
     yield make
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def client(mongo_url: str) -> Iterator[Any]:
+    """The application's client; its orders are in the database of the jobs."""
+    from pymongo import MongoClient
+
+    made: MongoClient[dict[str, Any]] = MongoClient(mongo_url)
+    with made:
+        if "setName" not in made.admin.command("hello"):
+            pytest.skip("NOT OFFERED: this deployment has no transactions")
+        made.get_default_database().create_collection("orders")
+        yield made
+
+
+@pytest.fixture
+def store(open_store: Callable[..., Any], client: Any) -> Any:
+    """A store with a client of its own, whose collections are there."""
+    made = open_store()
+    made.counts()
+    return made

@@ -32,11 +32,11 @@ GROUPS: dict[str, Callable[[int, float], Iterator[Line]]] = {
     "worker-process": startup.process,
     "idle": latency.idle,
     "statements": latency.statements,
-    "mongo-drain": mongo.draining,
-    "mongo-submit": mongo.submission,
+    "mongo-rate": mongo.draining,
+    "mongo-insert": mongo.submission,
     "mongo-claim": mongo.claiming,
     "mongo-delay": mongo.delayed,
-    "mongo-latency": mongo.other_process,
+    "mongo-wait": mongo.other_process,
 }
 RESULTS = Path(__file__).with_name("results.md")
 

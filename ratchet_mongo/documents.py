@@ -150,8 +150,10 @@ def lane(executor: str, priority: int) -> str:
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def new_document(new: NewJob, now: datetime, *, token: UUID, business_key: str | None) -> Document:
-    """A submitted job as it is stored; text that cannot be is a `UsageError`."""
+def new_document(
+    new: NewJob, now: datetime, *, token: UUID, business_key: str | None, claimed: bool = False
+) -> Document:
+    """A submitted job as it is stored, with the claim of `claim_for` or without; unstorable text is a `UsageError`."""
     due = due_time(new, now)
     fields: dict[str, Any] = {
         "_id": new.id,
@@ -185,6 +187,9 @@ def new_document(new: NewJob, now: datetime, *, token: UUID, business_key: str |
         "fence": 0,
         "write": token,
     }
+    if claimed:
+        first = {"status": Status.RUNNING.value, "lane": None, "version": 1, "claim_seq": 1, "picked_at": now}
+        fields |= {**first, "picked_by": cleaned(new.claim_for or "")}
     check_text((*fields.values(), *new.tags), what=f"job {new.id}")
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -119,7 +119,7 @@ class AsyncMongoJobStore(Extras):
         submission.check(jobs)
         if unit is not None:
             return await joining.insert(self.database, jobs, unit)
-        return await submission.insert(self.database, jobs)
+        return await submission.insert(self.database, jobs, self._running)
 
     async def get(self, job_id: UUID) -> Job | None:
         """The job as it is now."""

@@ -8,7 +8,7 @@ a history.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -21,11 +21,13 @@ from ratchet.domain.lifecycle import SETTLED, STARTS
 from ratchet.errors import DuplicateBusinessKey, StoreError, StoreTransientError, UsageError
 from ratchet.spi.store import Inserted
 from ratchet_mongo._async import keys, pending
+from ratchet_mongo._async.claiming import Running
 from ratchet_mongo._async.database import MongoDatabase
 from ratchet_mongo._async.flavour import find
 from ratchet_mongo._async.settling import read_guards
 from ratchet_mongo.documents import STATUS, Document, hidden, new_document, spilled_range, storable
 from ratchet_mongo.indexes import BY_ID
+from ratchet_mongo.moves import Guard
 from ratchet_mongo.translate import DUPLICATE_KEY, codes
 
 _TRIES: Final = 20
@@ -43,13 +45,16 @@ def check(jobs: Sequence[NewJob]) -> None:
                 raise UsageError(f"a NUL character or a lone surrogate cannot be stored: {key[:100]!a}")
 
 
-async def insert(database: MongoDatabase, jobs: Sequence[NewJob]) -> list[Inserted]:
-    """See `ratchet.spi.store.JobStore.insert`; what `check` refuses is not among `jobs`."""
+async def insert(database: MongoDatabase, jobs: Sequence[NewJob], running: Running) -> list[Inserted]:
+    """See `ratchet.spi.store.JobStore.insert`; what `check` refuses is not among `jobs`.
+
+    A single job without an idempotency key may begin with its claim, which is added to `running`.
+    """
     if not jobs:
         return []
     for _ in range(_TRIES):
         if len(jobs) == 1:
-            one = await _insert_one(database, jobs[0])
+            one = await _insert_one(database, jobs[0], running)
             answers = None if one is None else [one]
         else:
             answers = await _insert_many(database, jobs)
@@ -69,11 +74,14 @@ def _existing(found: keys.Original) -> Inserted:
 # -- one ------------------------------------------------------------------------------------------
 
 
-async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
+async def _insert_one(database: MongoDatabase, new: NewJob, running: Running) -> Inserted | None:
     """Insert a single job; None: begin again."""
     now = await database.now()
     job_id, token = new.id, database.token()
-    doc = new_document(new, now, token=token, business_key=new.business_key)
+    # Under an idempotency key the job may be another one, that somebody else is about to insert: no claim.
+    answer = Inserted.of(new if new.idempotency_key is None else replace(new, claim_for=None), now)
+    claimed = answer.claim is not None
+    doc = new_document(new, now, token=token, business_key=new.business_key, claimed=claimed)
     taken: list[keys.Taken] = []
     reserved: keys.Reserved | None = None
     if new.business_key is not None:
@@ -88,15 +96,15 @@ async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
         taken.append(got)
         database.step("key taken")
     if new.idempotency_key is not None:
-        answer = await keys.reserve(database, new.idempotency_key, job_id, None)
-        if isinstance(answer, keys.Original):
+        found_key = await keys.reserve(database, new.idempotency_key, job_id, None)
+        if isinstance(found_key, keys.Original):
             await keys.release(database, taken)
-            return _existing(answer)
-        reserved = answer
+            return _existing(found_key)
+        reserved = found_key
         database.step("key reserved")
-        if answer.id != job_id:
+        if found_key.id != job_id:
             # Somebody reserved it and died: the job is inserted under the id that was promised.
-            job_id = answer.id
+            job_id = found_key.id
             doc = {**doc, "_id": job_id, "completed": True}
             if new.business_key is not None:
                 await keys.release(database, taken)
@@ -106,7 +114,9 @@ async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
                 taken = [got]
     there = await pending.place(database, doc, keys.Waiting(), over_void=False)
     if there is None:
-        return _created(new, now, job_id)
+        if claimed:
+            running.remember(Guard(doc))
+        return replace(answer, id=job_id)
     if there.get("void"):
         # Called off as too slow, with its keys perhaps taken by others: begin again, in its place.
         if new.business_key is not None:
@@ -117,7 +127,7 @@ async def _insert_one(database: MongoDatabase, new: NewJob) -> Inserted | None:
         replaced = await database.run(
             lambda: database.jobs.replace_one({"_id": job_id, "void": True}, {**doc, "completed": True})
         )
-        return _created(new, now, job_id) if replaced.matched_count else None
+        return replace(answer, id=job_id) if replaced.matched_count else None
     await keys.release(database, taken)
     if reserved is not None and there.get("idempotency_key") == new.idempotency_key:
         status = there.get("status")

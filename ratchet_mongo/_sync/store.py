@@ -122,7 +122,7 @@ class MongoJobStore(Extras):
         submission.check(jobs)
         if unit is not None:
             return joining.insert(self.database, jobs, unit)
-        return submission.insert(self.database, jobs)
+        return submission.insert(self.database, jobs, self._running)
 
     def get(self, job_id: UUID) -> Job | None:
         """The job as it is now."""

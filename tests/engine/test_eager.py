@@ -45,10 +45,6 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.002)
 
 
-GRANTING = pytest.mark.stores("memory", "sqlite")
-"""A store may ignore the wish for a claim; these grant it."""
-
-
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     begun.clear()
@@ -91,7 +87,6 @@ def status(handle: JobHandle[Any]) -> tuple[Status, int]:
 
 
 @pytest.mark.parametrize("body", [nothing, later])
-@GRANTING
 def test_an_idle_node_gets_the_claim_with_the_insert(
     faulty: FaultyStore, body: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +109,6 @@ def test_an_idle_node_gets_the_claim_with_the_insert(
     scheduler.stop(5)
 
 
-@GRANTING
 def test_when_every_slot_is_taken_a_job_waits(faulty: FaultyStore) -> None:
     """With no free slot a job is inserted as PENDING, where any node finds it."""
     scheduler = idle(faulty, threads=1)
@@ -180,7 +174,6 @@ def test_a_store_that_ignores_the_wish_is_asked_by_a_claim(
     scheduler.stop(5)
 
 
-@GRANTING
 def test_a_claim_whose_answer_was_lost_goes_back_at_once(faulty: FaultyStore) -> None:
     """An insert that was applied and raised leaves a claim that nobody knows: the node gives it back, uncharged."""
     scheduler = idle(faulty)
@@ -194,7 +187,6 @@ def test_a_claim_whose_answer_was_lost_goes_back_at_once(faulty: FaultyStore) ->
     scheduler.stop(5)
 
 
-@GRANTING
 def test_a_node_that_stops_gives_back_the_claim_that_still_comes(faulty: FaultyStore) -> None:
     """Stop waits for an insert under way; its job is PENDING again, uncharged, before the node is gone."""
     scheduler = idle(faulty)
@@ -232,9 +224,8 @@ def test_a_node_without_heartbeat_gets_no_claim(faulty: FaultyStore) -> None:
     scheduler.stop(5)
 
 
-@GRANTING
 def test_our_stores_grant_the_claim(store_url: str, tmp_path: Path) -> None:
-    """Memory and SQLite insert a due job with the claim that is asked for."""
+    """Each of our stores inserts a due job with the claim that is asked for."""
     store = open_store(store_url)
     (answer,) = store.insert([replace(_plain(), claim_for="n")])
     assert answer.claim is not None

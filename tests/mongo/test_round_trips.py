@@ -90,6 +90,16 @@ def test_claiming_in_batches(counted: Counted) -> None:
     assert commands == ["aggregate", "update", "find"]
 
 
+def test_a_life_that_begins_with_its_claim(counted: Counted) -> None:
+    """One to submit and claim where a slot is free, one to settle: nothing is looked at in between."""
+    store, counter = counted
+    with counter.counting() as commands:
+        (answer,) = store.insert([new_job(claim_for="n")])
+        done = Change(Trigger.SUCCEED, answer.id, claim_seq=answer.claim.claim_seq, result="1")
+        assert isinstance(store.settle(Settlement(done)), Settled)
+    assert len(commands) == 2
+
+
 @pytest.mark.parametrize("jobs", [1, 50])
 def test_settling_claims_of_this_handle(counted: Counted, jobs: int) -> None:
     """One for all outcomes sent together; one more to clear a callback."""

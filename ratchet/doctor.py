@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from ratchet.errors import RatchetError, StoreError
+from ratchet.errors import RatchetError
 from ratchet.spi.capabilities import Capability
 from ratchet.spi.doctor import CheckedStore, Finding, Level
 from ratchet.spi.plugin import SchemaStore
 from ratchet.spi.store import JobStore, Node
-
-log = logging.getLogger("ratchet.doctor")
 
 _SKEW: Final = timedelta(seconds=1)
 """What the specification allows (section 3)."""
@@ -42,20 +39,6 @@ def examine(store: JobStore, *, orphan_grace: timedelta) -> list[Finding]:
     else:
         found.insert(0, Finding("reachable", Level.OK, f"{type(store).__name__} answers"))
     return found
-
-
-def warn_at_start(store: JobStore) -> None:
-    """Log what a store that can check itself finds wrong; a node starts all the same."""
-    if not isinstance(store, CheckedStore):
-        return
-    try:
-        found = store.checks(quick=True)
-    except StoreError as error:
-        log.info("the store was not checked: %s", error)  # what follows will tell, or get over it
-        return
-    for each in found:
-        if each.level is not Level.OK:
-            log.warning("%s: %s (`ratchet doctor` looks at everything)", each.name, each.told)
 
 
 def _schema(store: JobStore) -> list[Finding]:

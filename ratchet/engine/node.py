@@ -42,6 +42,10 @@ MAX_NOTICE: Final = 5.0
 """Bodies are asked to stop this long before the end of the shutdown (or half of it, if shorter)."""
 
 
+CHECKUP_AFTER: Final = 1.0
+"""Seconds from a node's start to its look at whether the store is well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stopped:
     """How a shutdown went.
@@ -203,6 +207,7 @@ class Node:
             Loop("watchdog", self._watch),
             Loop("custody", custody.check),
             Loop("sweep", sweep.run),
+            Loop("checkup", self._check_store, patience=60.0),
         ]
         return parts
 
@@ -225,7 +230,12 @@ class Node:
         parts.poller.wake()
         parts.poller.start()
         for loop in parts.loops:  # after the poller: making threads would delay the first job
-            loop.start(next_beat if loop.name == "heartbeat" else 0.0)
+            loop.start({"heartbeat": next_beat, "checkup": CHECKUP_AFTER}.get(loop.name, 0.0))
+
+    def _check_store(self) -> float:
+        from ratchet.engine import checkup  # a second after the start: it would delay the first job
+
+        return checkup.check(self.store)
 
     def _check_name(self) -> None:
         if self.settings.node.name is None:

@@ -9,7 +9,6 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ratchet.doctor import warn_at_start
 from ratchet.domain.options import seconds_of
 from ratchet.engine.node import STOP_TIMEOUT, Node, Stopped
 from ratchet.errors import ConfigurationError, NotRunning, UsageError
@@ -109,7 +108,6 @@ class Scheduler(Controlling):
         missing = sorted(set(Capability) - set(self.store.capabilities) - {Capability.WAKE_UPS})
         if missing:
             log.info("features off, because the store does not offer them: %s", ", ".join(missing))
-        warn_at_start(self.store)
         node = Node(
             self.store,
             self.settings,

@@ -28,7 +28,6 @@ from ratchet.spi.capabilities import AsyncUnits
 from ratchet.spi.coordinator import Hint
 
 if TYPE_CHECKING:
-
     from ratchet.domain.job import NewJob
     from ratchet.handle import JobHandle
     from ratchet.spi.async_store import AsyncJobStore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,8 @@ import pytest
 from ratchet import Scheduler
 from ratchet.cli import main
 from ratchet.defaults.memory import MemoryStore
-from ratchet.doctor import examine, warn_at_start
+from ratchet.doctor import examine
+from ratchet.engine import checkup
 from ratchet.errors import StoreTransientError
 from ratchet.spi.doctor import Finding, Level
 from ratchet.spi.store import NodeInfo
@@ -166,8 +168,13 @@ class Spoiled(MemoryStore):
 
     answer: Any = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+
     def checks(self, *, quick: bool = False) -> Sequence[Finding]:
         assert quick, "a start is not held up"
+        self.asked.set()
         if isinstance(self.answer, Exception):
             raise self.answer
         return list(self.answer)
@@ -195,12 +202,13 @@ def test_a_node_starts_whatever_the_checks_say(
     ):
         handle = scheduler.enqueue(json.dumps, 1).submit()
         assert handle.result(timeout=20) == "1"
+        assert store.asked.wait(20)
     told = [each.getMessage().partition(" (`")[0] for each in caplog.records if each.name == "ratchet.doctor"]
     assert told == logged
 
 
 def test_a_store_without_checks_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The protocol is optional."""
-    with caplog.at_level(logging.DEBUG, logger="ratchet.doctor"):
-        warn_at_start(MemoryStore())
+    with caplog.at_level(logging.INFO, logger="ratchet.doctor"):
+        assert checkup.check(MemoryStore()) == checkup.AGAIN_AFTER
     assert not caplog.records

@@ -19,6 +19,7 @@ from ratchet_mongo import examining
 from ratchet_mongo.documents import Document
 from ratchet_mongo.examining import Deployment
 from ratchet_mongo.plans import plan_of
+from tests.field_cases.kit import wait_until
 from tests.mongo.conftest import server_or_skip
 from tests.mongo.explaining import Recorder
 
@@ -288,11 +289,13 @@ def test_a_node_says_at_its_start_what_is_not_well(
     if spoiled:
         store.database.jobs.create_index("created_at", name="mine", expireAfterSeconds=10**8)
     with (
-        caplog.at_level(logging.WARNING, logger="ratchet.doctor"),
+        caplog.at_level(logging.DEBUG, logger="ratchet.doctor"),
         Scheduler(open_store(), allow=["json"]) as scheduler,
     ):
         assert scheduler.enqueue(json.dumps, 1).submit().result(timeout=20) == "1"
-    told = [each.getMessage() for each in caplog.records if each.name == "ratchet.doctor"]
+        wait_until(lambda: "the store was checked" in caplog.text, 20, "the look at the store")
+    said = [each for each in caplog.records if each.name == "ratchet.doctor"]
+    told = [each.getMessage() for each in said if each.levelno >= logging.WARNING]
     assert len(told) == spoiled
     assert all("mine of ratchet_jobs" in each for each in told)
 

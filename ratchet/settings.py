@@ -12,6 +12,7 @@ from typing import Final
 from ratchet.domain.job import DEFAULT_TIMEOUT, MAX_RETRIES, MAX_TIMEOUT
 from ratchet.domain.options import check_text, clean_tags
 from ratchet.domain.priority import BOOST_INTERVAL
+from ratchet.domain.value import ValueObject
 from ratchet.errors import ConfigurationError, UsageError
 
 _ZERO: Final = timedelta()
@@ -53,8 +54,8 @@ def _tags(name: str, value: frozenset[str]) -> frozenset[str]:
         raise ConfigurationError(f"{name}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutionSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class ExecutionSettings(ValueObject):
     """Where bodies run and how much is taken at once.
 
     Attributes:
@@ -92,8 +93,8 @@ class ExecutionSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class NodeSettings(ValueObject):
     """Identity, liveness and recovery (section 9).
 
     Attributes:
@@ -136,8 +137,8 @@ class NodeSettings:
         return min(self.sweep.total_seconds(), self.orphan_grace.total_seconds() / 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class TimeoutSettings(ValueObject):
     """Time limits of an attempt (section 5).
 
     Attributes:
@@ -158,8 +159,8 @@ class TimeoutSettings:
             raise ConfigurationError(f"timeouts.warn_at is a share between 0 and 1, not {self.warn_at}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class PayloadSettings(ValueObject):
     """Size limits, in bytes of encoded text; at most 2 MiB each.
 
     Attributes:
@@ -175,8 +176,8 @@ class PayloadSettings:
         _whole("payload.result", self.result, 0, MOST_BYTES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollingSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class PollingSettings(ValueObject):
     """Bounds of the adaptive pace (section 4), in seconds.
 
     Attributes:
@@ -206,8 +207,8 @@ class PollingSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Settings(ValueObject):
     """All groups. `Settings()` is the specification's defaults."""
 
     execution: ExecutionSettings = field(default_factory=ExecutionSettings)

@@ -12,6 +12,7 @@ from uuid import UUID
 from ratchet.domain.lifecycle import SETTLED, Status
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import NO_BACKOFF, Backoff
+from ratchet.domain.value import ValueObject
 
 CallbackKind: TypeAlias = Literal["on_success", "on_failure"]
 
@@ -36,8 +37,8 @@ MAX_KEY = 255
 MAX_TAG = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class NewJob(ValueObject):
     """A job as it is submitted: checked and encoded, not yet stored.
 
     Attributes:
@@ -79,8 +80,8 @@ class NewJob:
     claim_for: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Job(ValueObject):
     """A job as it is stored. Field meanings are those of `NewJob`; what the table writes is named there.
 
     Attributes:
@@ -144,8 +145,8 @@ class Job:
         return self.status in SETTLED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Claim(ValueObject):
     """What a worker holds: the right to execute one attempt, and what it needs for that.
 
     `claim_seq` is the fence: every write that follows carries it.

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 from uuid import UUID
 
+from ratchet.domain.value import ValueObject
 from ratchet.errors import UsageError
 
 
@@ -105,8 +106,8 @@ class BusinessKey(StrEnum):
     MOVED = "moved to the new job"
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Transition(ValueObject):
     """One row of the table.
 
     Attributes:
@@ -463,8 +464,8 @@ def assign(job: Row, change: Asked, now: datetime) -> dict[str, object]:
     return fields
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Execution(ValueObject):
     """One ended claim, as the history keeps it: keyed by (job, `claim_seq`), never changed (section 13).
 
     Attributes:

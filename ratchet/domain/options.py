@@ -13,6 +13,7 @@ from uuid import UUID
 from ratchet.domain.job import MAX_KEY, MAX_RETRIES, MAX_TAG, MAX_TIMEOUT
 from ratchet.domain.priority import Priority
 from ratchet.domain.retry import Backoff
+from ratchet.domain.value import ValueObject
 from ratchet.errors import UsageError
 
 _ZERO: Final = timedelta()
@@ -35,8 +36,8 @@ class OptionWords(TypedDict, total=False):
     on_failure: Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class JobOptions:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class JobOptions(ValueObject):
     """How a job is to run. None (or empty) leaves it to the next outer level, at last to the default.
 
     Attributes:

@@ -10,20 +10,21 @@ from ratchet.domain.job import Claim
 from ratchet.domain.lifecycle import Trigger
 from ratchet.domain.retry import PASS_THROUGH, RetryAnswer
 from ratchet.domain.settlement import Change, Effect, RunCallback, Settlement
+from ratchet.domain.value import ValueObject
 
 _NONE: Final = timedelta()
 
 
-@dataclass(frozen=True, slots=True)
-class Succeeded:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Succeeded(ValueObject):
     """The body returned. `result` is codec text (or the marker of one that was too large)."""
 
     result: str
     duration: timedelta
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Failed(ValueObject):
     """The body raised, or could not be called.
 
     Attributes:
@@ -45,23 +46,23 @@ class Failed:
     timed_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Deferred(ValueObject):
     """The body was not run and nothing is charged; `delay` None keeps the due time."""
 
     reason: str
     delay: timedelta | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Released(ValueObject):
     """The claim is given back; nothing is charged; claimable at once."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Discarded(ValueObject):
     """The claim is over already (canceled, or lost): nothing is written."""
 
     reason: str

@@ -8,6 +8,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final, cast
 
+from ratchet.domain.value import ValueObject
 from ratchet.errors import CancellationRequested, DoNotRetry, RetryAfter, UsageError, permanent_reason
 
 _ZERO: Final = timedelta()
@@ -27,8 +28,8 @@ class BackoffKind(StrEnum):
     EXPONENTIAL = "exponential"
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Backoff(ValueObject):
     """How long to wait before a retry. Make it with `none`, `fixed` or `exponential`.
 
     Attributes:
@@ -137,8 +138,8 @@ def _check_delay(delay: object) -> None:
 NO_BACKOFF: Final = Backoff()
 
 
-@dataclass(frozen=True, slots=True)
-class RetryAnswer:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RetryAnswer(ValueObject):
     """What the `RetryPolicy` said about one failure: asked before the decision, so that it stays pure.
 
     Attributes:

@@ -9,12 +9,13 @@ from uuid import UUID
 
 from ratchet.domain.job import CallbackKind, NewJob
 from ratchet.domain.lifecycle import Status, Trigger
+from ratchet.domain.value import ValueObject
 
 _NONE: Final = timedelta()
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Change(ValueObject):
     """One row of the lifecycle table, applied to one job. Carries durations, never instants of a node.
 
     Attributes:
@@ -55,8 +56,8 @@ class Change:
 # -- effects: a closed union; a later capability adds a member, not a method ----------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Submit(ValueObject):
     """Insert a job in the same unit.
 
     Under `replace` a job that names no business key takes over that of the old one; one that names
@@ -68,8 +69,8 @@ class Submit:
     capability: str | None = field(default=None, init=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
-class RunCallback:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RunCallback(ValueObject):
     """Record that a callback must run: by the settling node, or after its death by a sweep.
 
     Attributes:
@@ -88,8 +89,8 @@ class RunCallback:
 Effect: TypeAlias = Submit | RunCallback
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Settlement(ValueObject):
     """A change and everything that must happen with it or not at all."""
 
     change: Change

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from ratchet.domain.value import ValueObject
 from ratchet.errors import ConfigurationError
 
 __all__ = [
@@ -44,8 +45,8 @@ class PollMode(StrEnum):
     DEEP_IDLE = "deep_idle"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollSettings:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class PollSettings(ValueObject):
     """The pace rules' numbers, in seconds where they are times; the defaults are the specification's.
 
     Attributes:
@@ -96,8 +97,8 @@ class PollSettings:
         return max(self.burst_delay, self.max_delay, self.deep_idle_delay)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Observation(ValueObject):
     """One poll as its poller saw it.
 
     Attributes:
@@ -122,8 +123,8 @@ class Observation:
     until_next_due: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PollState:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class PollState(ValueObject):
     """What the pace rules remember between polls.
 
     Attributes:

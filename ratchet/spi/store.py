@@ -25,12 +25,13 @@ from ratchet.domain.job import CallbackKind, Claim, Job, JobType, NewJob
 from ratchet.domain.lifecycle import Execution, Status, Trigger
 from ratchet.domain.priority import BOOST_INTERVAL, Priority
 from ratchet.domain.settlement import Change, Settlement
+from ratchet.domain.value import ValueObject
 
 # -- submission -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Inserted(ValueObject):
     """What became of one entry of `insert`.
 
     Attributes:
@@ -68,8 +69,8 @@ class Inserted:
 # -- claiming -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimRequest:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class ClaimRequest(ValueObject):
     """What a node can take now.
 
     Attributes:
@@ -93,8 +94,8 @@ class ClaimRequest:
     leave_out: frozenset[tuple[str, int]] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Claimed(ValueObject):
     """The answer to a `ClaimRequest`.
 
     Attributes:
@@ -114,15 +115,15 @@ class Claimed:
 # -- changes --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Applied(ValueObject):
     """The change was written; `job` is the job as it is now."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Refused(ValueObject):
     """Nothing was written.
 
     Attributes:
@@ -136,8 +137,8 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Settled(ValueObject):
     """The settlement was written, with all its effects, whatever the target state.
 
     Attributes:
@@ -161,8 +162,8 @@ SettleAnswer: TypeAlias = Settled | Refused
 OnConflict: TypeAlias = Literal["abort", "skip"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Selection(ValueObject):
     """Which jobs; every given field narrows, an empty one does not.
 
     Attributes:
@@ -194,8 +195,8 @@ class Selection:
     ended_before: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Selected:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Selected(ValueObject):
     """What a bulk change did.
 
     Attributes:
@@ -212,8 +213,8 @@ class Selected:
 # -- recovery -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoverRequest:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class RecoverRequest(ValueObject):
     """Which claims of dead nodes to take back.
 
     Attributes:
@@ -234,8 +235,8 @@ class RecoverRequest:
     limit: int = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Orphan:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Orphan(ValueObject):
     """A claim whose owner is dead.
 
     Attributes:
@@ -251,8 +252,8 @@ class Orphan:
     incarnation: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Recovery(ValueObject):
     """What a recovery pass found.
 
     Attributes:
@@ -268,8 +269,8 @@ class Recovery:
     errors: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PendingCallback:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PendingCallback(ValueObject):
     """A recorded callback that has not been reported done.
 
     Attributes:
@@ -288,8 +289,8 @@ class PendingCallback:
 # -- nodes ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class NodeInfo(ValueObject):
     """What a node says of itself with every heartbeat.
 
     Attributes:
@@ -312,8 +313,8 @@ class NodeInfo:
     detail: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Node(ValueObject):
     """A registered incarnation.
 
     Attributes:
@@ -334,8 +335,8 @@ class Node:
 Order: TypeAlias = Literal["created_desc", "created_asc", "id_asc", "ended_desc", "scheduled_asc"]
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Page(ValueObject):
     """One page of jobs.
 
     Attributes:
@@ -347,8 +348,8 @@ class Page:
     cursor: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Health(ValueObject):
     """The state of the queue.
 
     Attributes:

@@ -197,7 +197,7 @@ def _urls(text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
     Up to the last @ of the word (or of the quotes it stands in) everything may be password, or a
     further URL of a failover list.
     """
-    position = 0
+    position = word_end = 0
     while (mark := text.find("://", position)) >= 0:
         start = mark
         while start > position and text[start - 1] in _SCHEME and mark - start < 40:
@@ -205,7 +205,9 @@ def _urls(text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
         after = mark + 3
         opening = text[start - 1] if start > position else ""
         quoted_to = _closing_quote(text, start - 1, after) if opening in _CLOSING else -1
-        end = quoted_to if quoted_to >= 0 else _found(_WORD_END, text, after)
+        if quoted_to < 0 and word_end < after:  # looked for once per word, however many marks are in it
+            word_end = _found(_WORD_END, text, after)
+        end = quoted_to if quoted_to >= 0 else word_end
         at = text.rfind("@", after, end)
         # https://example.org/@name has no login; with a colon before the @ it may have.
         login = at >= 0 and (":" in text[after:at] or "/" not in text[after:at])

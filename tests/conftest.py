@@ -79,6 +79,12 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         pytest.skip(f"{NOT_RUN}{name}: {reason}")
 
 
+def pytest_configure() -> None:
+    """A suite that a test starts in a process of its own is no worker of this one's xdist."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        os.environ.pop(name, None)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add --stores."""
     parser.addoption(

@@ -173,7 +173,11 @@ async def complete_operation(database: MongoDatabase, record: Document) -> None:
 
 
 async def abort_operation(database: MongoDatabase, record: Document) -> bool:
-    """Call off an operation that is not committed; False if it has been committed meanwhile."""
+    """Call off an operation that is not committed; True if it is certain that nothing of it will ever be seen.
+
+    Without a record somebody else has brought it to an end, and which one cannot be told any more: whoever began it
+    must not give back what it took. Keys without a job free themselves.
+    """
     token = record["_id"]
     if record["state"] == OPEN:
         await database.run(
@@ -182,7 +186,10 @@ async def abort_operation(database: MongoDatabase, record: Document) -> bool:
             )
         )
         current = await database.run(lambda: database.operations.find_one({"_id": token}, {"state": 1}))
-        if current is not None and current["state"] == COMMITTED:
+        if current is None:
+            await _discard(database, token)
+            return False
+        if current["state"] == COMMITTED:
             return False
         database.step("operation called off")
     await _discard(database, token)

@@ -171,7 +171,11 @@ def complete_operation(database: MongoDatabase, record: Document) -> None:
 
 
 def abort_operation(database: MongoDatabase, record: Document) -> bool:
-    """Call off an operation that is not committed; False if it has been committed meanwhile."""
+    """Call off an operation that is not committed; True if it is certain that nothing of it will ever be seen.
+
+    Without a record somebody else has brought it to an end, and which one cannot be told any more: whoever began it
+    must not give back what it took. Keys without a job free themselves.
+    """
     token = record["_id"]
     if record["state"] == OPEN:
         database.run(
@@ -180,7 +184,10 @@ def abort_operation(database: MongoDatabase, record: Document) -> bool:
             )
         )
         current = database.run(lambda: database.operations.find_one({"_id": token}, {"state": 1}))
-        if current is not None and current["state"] == COMMITTED:
+        if current is None:
+            _discard(database, token)
+            return False
+        if current["state"] == COMMITTED:
             return False
         database.step("operation called off")
     _discard(database, token)

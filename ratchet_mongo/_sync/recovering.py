@@ -205,5 +205,9 @@ def nodes(database: MongoDatabase) -> list[Node]:
 
 def forget_node(database: MongoDatabase, incarnation: str) -> bool:
     """See `ratchet.spi.store.JobStore.forget_node`."""
-    gone = database.run(lambda: database.nodes.find_one_and_delete({"_id": cleaned(incarnation)}))
-    return gone is not None
+    # Looked at before: a deletion whose answer is lost finds nothing when it is tried again.
+    there: Document = {"_id": cleaned(incarnation)}
+    if database.run(lambda: database.nodes.find_one(there, {"_id": 1})) is None:
+        return False
+    database.run(lambda: database.nodes.delete_one(there))
+    return True

@@ -129,7 +129,11 @@ def _insert_one(database: MongoDatabase, new: NewJob, running: Running) -> Inser
         replaced = database.run(
             lambda: database.jobs.replace_one({"_id": job_id, "void": True}, {**doc, "completed": True})
         )
-        return replace(answer, id=job_id) if replaced.matched_count else None
+        if not replaced.matched_count:  # by others; or by a first try of our own whose answer was lost
+            mine: Document = {"_id": job_id, "write": doc["write"]}
+            if database.run(lambda: database.jobs.find_one(mine, {"_id": 1})) is None:
+                return None
+        return replace(answer, id=job_id)
     keys.release(database, taken)
     if reserved is not None and there.get("idempotency_key") == new.idempotency_key:
         status = there.get("status")

@@ -13,13 +13,20 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from pymongo.errors import AutoReconnect, BulkWriteError, NotPrimaryError, OperationFailure, WriteConcernError
+from pymongo.errors import (
+    AutoReconnect,
+    BulkWriteError,
+    NetworkTimeout,
+    NotPrimaryError,
+    OperationFailure,
+    WriteConcernError,
+)
 
 from conformance_tests.driver import at_once, new_job, request, returned
 from ratchet.domain.lifecycle import Status, Trigger
 from ratchet.domain.settlement import Change, RunCallback, Settlement
-from ratchet.errors import StorePermanentError, StoreTransientError
-from ratchet.spi.store import JobStore, Refused, Settled
+from ratchet.errors import DuplicateBusinessKey, StorePermanentError, StoreTransientError
+from ratchet.spi.store import JobStore, NodeInfo, Refused, Settled
 from ratchet_mongo import MongoJobStore
 from ratchet_mongo.translate import is_retryable, translated
 from tests.mongo import servers
@@ -130,6 +137,7 @@ class LostAnswer:
     def __init__(self, collection: Any, method: str, error: Exception) -> None:
         self._collection, self._method, self._error = collection, method, error
         self.lost = 0
+        self.then: Callable[[], object] = lambda: None
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._collection, name)
@@ -139,6 +147,7 @@ class LostAnswer:
         def call(*args: Any, **kwargs: Any) -> Any:
             real(*args, **kwargs)
             self.lost += 1
+            self.then()
             raise self._error
 
         return call
@@ -157,7 +166,7 @@ PASSING = {
 def losing(store: Any, method: str, error: Exception, collection: str = "jobs") -> LostAnswer:
     database = store.database
     wrapped = LostAnswer(getattr(database, collection), method, error)
-    name = {"jobs": "jobs", "business": "business_keys", "idempotency": "idempotency_keys"}[collection]
+    name = {"business": "business_keys", "idempotency": "idempotency_keys"}.get(collection, collection)
     database._collections[name] = wrapped
     return wrapped
 
@@ -217,12 +226,42 @@ def test_a_caller_that_repeats_after_an_error_learns_the_truth(
     store.insert([new_job() for _ in range(3)])
     claims = store.claim(request()).claims
     done = [Settlement(Change(Trigger.SUCCEED, c.job_id, claim_seq=1, result="1")) for c in claims]
-    from pymongo.errors import NetworkTimeout
-
     losing(store, "bulk_write", NetworkTimeout("no answer"))
     with pytest.raises(StoreTransientError):
         store.settle_many(done)
     assert all(isinstance(answer, Settled) for answer in store.settle_many(done))
+
+
+@pytest.mark.parametrize("method", ["find_one_and_update", "delete_one"])
+def test_a_list_that_is_stored_keeps_its_keys(open_store: Callable[..., Any], method: str) -> None:
+    """A call that times out while, or after, its list is decided leaves the keys of the jobs with them."""
+    store, other = open_store(), open_store()
+    store.counts()
+    wrapped = losing(store, method, NetworkTimeout("no answer"), "operations")
+    wrapped.then = other.counts  # completes what is decided, and removes its record
+    new = [new_job(idempotency_key=f"i{n}", business_key=f"b{n}") for n in range(2)]
+    with pytest.raises(StoreTransientError):
+        store.insert(new)
+    assert wrapped.lost == 1
+    assert [(answer.id, answer.created) for answer in other.insert(new)] == [(job.id, False) for job in new]
+    for number, job in enumerate(new):
+        held = other.find_by_key(business=f"b{number}")
+        assert held is not None
+        assert held.id == job.id
+        with pytest.raises(DuplicateBusinessKey):
+            other.insert([new_job(business_key=f"b{number}")])
+    assert other.counts()[Status.PENDING] == 2
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_node_whose_leaving_is_not_answered(open_store: Callable[..., Any], error: str) -> None:
+    """The deletion of a node may be made and not answered: it was registered, and is not any more."""
+    store = open_store()
+    store.heartbeat(NodeInfo(incarnation="n-1", name="n"))
+    wrapped = losing(store, "delete_one", PASSING[error], "nodes")
+    assert store.forget_node("n-1")
+    assert wrapped.lost == 1
+    assert not store.forget_node("n-1")
 
 
 @pytest.mark.parametrize("error", PASSING)

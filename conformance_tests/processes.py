@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, parent_process
 from typing import Any, Final
 from uuid import UUID
 
@@ -174,8 +174,12 @@ def sweep(store: JobStore, gone: str, *, tell: Program) -> list[UUID]:
 
 
 def work_until_killed(store: JobStore, incarnation: str, *, tell: Program) -> None:
-    """Claim and settle for ever, telling of every job whose success was acknowledged."""
-    while True:
+    """Claim and settle until killed, telling of every job whose success was acknowledged.
+
+    Whoever would kill it may be killed first: a process without its parent ends by itself.
+    """
+    parent = parent_process()
+    while parent is None or parent.is_alive():
         for claim in store.claim(request(incarnation, 3)).claims:
             change = Change(Trigger.SUCCEED, claim.job_id, claim.claim_seq, result="1")
             if isinstance(store.settle(Settlement(change)), Settled):

@@ -1,0 +1,45 @@
+"""What the suite starts in processes of its own ends with it, however it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ratchet.engine.identity import process_started
+
+PARENT = """
+import sys, time
+from functools import partial
+from conformance_tests.processes import Elsewhere, work_until_killed
+from ratchet.defaults.memory import plugin
+
+if __name__ == "__main__":
+    child = Elsewhere(partial(plugin.open, "memory://orphans"), work_until_killed, "node")
+    child.wait_until_ready()
+    child.go()
+    print(child.process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_worker_ends_with_the_suite_that_was_killed(tmp_path: Path) -> None:
+    """A process that works until it is killed ends by itself when whoever would kill it has been killed."""
+    (tmp_path / "parent.py").write_text(PARENT)
+    parent = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait(10)
+    parent.stdout.close()
+    end = time.monotonic() + 20
+    with suppress(ProcessLookupError):
+        while process_started(child) is not None:
+            assert time.monotonic() < end, "the child works on without its parent"
+            os.kill(child, 0)
+            time.sleep(0.02)

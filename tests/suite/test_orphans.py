@@ -15,10 +15,10 @@ PARENT = """
 import sys, time
 from functools import partial
 from conformance_tests.processes import Elsewhere, work_until_killed
-from ratchet.defaults.memory import plugin
+from ratchet.plugins import open_store
 
 if __name__ == "__main__":
-    child = Elsewhere(partial(plugin.open, "memory://orphans"), work_until_killed, "node")
+    child = Elsewhere(partial(open_store, "memory://orphans"), work_until_killed, "node")
     child.wait_until_ready()
     child.go()
     print(child.process.pid, flush=True)

@@ -80,8 +80,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def pytest_configure() -> None:
-    """A suite that a test starts in a process of its own is no worker of this one's xdist."""
-    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+    """A suite that a test starts in a process of its own is no worker of this one's xdist, nor starts any."""
+    for name in (
+        "PYTEST_ADDOPTS",
+        "PYTEST_XDIST_WORKER",
+        "PYTEST_XDIST_WORKER_COUNT",
+        "PYTEST_XDIST_TESTRUNUID",
+    ):
         os.environ.pop(name, None)
 
 

@@ -73,7 +73,7 @@ _LATER: Final = frozenset({24, 50, 100, 11601, 14031, 46841})
 but without anybody changing the call."""
 
 _ADVICE: Final = {
-    13: "does not let this user do that; grant readWrite on its database",
+    13: "does not let this client do that; log in as a user (the URL names him) that has readWrite on its database",
     18: "does not know this user; see to the user name, password and authSource of the URL",
     20: "has no transactions: it runs as a standalone server; make it a replica set",
     8000: "refused the credentials; see to the user and its database access",
@@ -140,8 +140,9 @@ def translated(error: PyMongoError, name: str) -> StoreError:
         is_retryable(error)
         or isinstance(error, AutoReconnect | ConnectionFailure | ExecutionTimeout | WTimeoutError)
         or bool(found and found <= _AGAIN | _LATER)
-        or isinstance(error, InvalidOperation)  # closed under us, by whoever owns the client
     )
+    if isinstance(error, InvalidOperation):
+        known = f"cannot be reached by a client that its owner has closed; open another store{_said(error)}"
     if isinstance(error, ConfigurationError):
         known = "cannot be used as it is configured; see the cause"
     if known is None:

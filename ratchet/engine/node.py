@@ -431,7 +431,7 @@ class Node:
         unwritten = parts.settler.backlog
         running = (each.claim.job_id for executor in self._executors() for each in executor.running())
         still = tuple(dict.fromkeys(running))
-        self._close(deregister=written)
+        self._close(deregister=written, until=end)
         return Stopped(not (released_ids or still or unwritten), tuple(released_ids), still, unwritten)
 
     def _return_unstarted(self) -> None:
@@ -462,9 +462,9 @@ class Node:
                     attempt.interrupt()  # a child process would outlive the release
         return unfinished
 
-    def _close(self, *, deregister: bool) -> None:
+    def _close(self, *, deregister: bool, until: float) -> None:
         parts = self._parts
-        self.coordinator.close()
+        _bounded(self.coordinator.close, until)
         for loop in parts.loops:
             if loop.name != "heartbeat":
                 loop.stop(0.5)
@@ -475,11 +475,22 @@ class Node:
         parts.bodies.close()
         for loop in parts.loops:  # heartbeats continue until the last claim is released
             loop.stop(0.5)
-        if deregister:
-            try:
-                self.store.forget_node(self.info.incarnation)
-            except StoreError as error:
-                log.warning("this node could not deregister: %s", logs.told(error))
+        if deregister and not _bounded(self._deregister, until):
+            log.warning("this node could not deregister in time: the store does not answer")
+
+    def _deregister(self) -> None:
+        try:
+            self.store.forget_node(self.info.incarnation)
+        except StoreError as error:
+            log.warning("this node could not deregister: %s", logs.told(error))
+
+
+def _bounded(call: Callable[[], object], until: float) -> bool:
+    """Make a call that a store which does not answer may hold up; True if it has ended in time (at least 1 s)."""
+    thread = threading.Thread(target=call, name="ratchet-close", daemon=True)
+    thread.start()
+    thread.join(max(until - time.monotonic(), 1.0))
+    return not thread.is_alive()
 
 
 def _pace(settings: PollingSettings) -> PollSettings:

@@ -18,7 +18,7 @@ from pymongo import IndexModel, ReadPreference, WriteConcern
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from ratchet.errors import StoreClosed, StoreError, StorePermanentError
+from ratchet.errors import ConfigurationError, StoreClosed, StoreError, StorePermanentError
 from ratchet.spi.clock import Clock
 from ratchet_mongo._async.flavour import (
     Client,
@@ -137,7 +137,7 @@ class MongoDatabase:
                     self._collections = {}
                     try:
                         self._own = make_client(str(self._url), **self._missing_options())
-                    except (PyMongoError, ValueError) as error:
+                    except (PyMongoError, ValueError, OSError) as error:
                         raise unusable(error) from error
                     close_with(self, self._own)
                     self._pid = os.getpid()
@@ -357,10 +357,12 @@ class MongoDatabase:
         return version
 
 
-def database_name(name: str | None) -> str:
+def database_name(name: object) -> str:
     """The database of a URL; `StorePermanentError` for a name that no server takes."""
     if name is None:
         return "ratchet"
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the database is named by a text, not by a {type(name).__name__}")
     if "@" in name:  # no part of it is shown: it may be one of a password
         raise StorePermanentError(
             "the database of the MongoDB URL has an '@' in its name; percent-encode user name and password"

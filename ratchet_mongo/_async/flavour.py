@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import Any, TypeAlias
 
-from ratchet.errors import UsageError
+from ratchet.errors import ConfigurationError, UsageError
 from ratchet.spi.capabilities import Capability
 
 _CAPABILITIES = frozenset({str(Capability.TRANSACTIONAL_ENQUEUE)})
@@ -27,6 +27,22 @@ def make_client(url: str, **options: Any) -> Client:
     from pymongo import AsyncMongoClient
 
     return AsyncMongoClient(url, **options)
+
+
+def check_client(client: object) -> None:
+    """See that a store can work with the client.
+
+    Raises:
+        ConfigurationError: it is none, or one of another flavour.
+    """
+    from pymongo import AsyncMongoClient, MongoClient
+
+    if isinstance(client, AsyncMongoClient) or isinstance(getattr(client, "delegate", None), MongoClient):
+        return
+    raise ConfigurationError(
+        "AsyncMongoJobStore.from_client takes an AsyncMongoClient or Motor's client, not a "
+        f"{type(client).__name__}; a MongoClient goes to MongoJobStore.from_client, a URL to from_url"
+    )
 
 
 async def close_client(client: Client) -> None:

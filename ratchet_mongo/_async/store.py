@@ -44,7 +44,7 @@ from ratchet_mongo._async import (
     submission,
 )
 from ratchet_mongo._async.database import MongoDatabase, database_name
-from ratchet_mongo._async.flavour import Client, Extras
+from ratchet_mongo._async.flavour import Client, Extras, check_client
 from ratchet_mongo.moves import check, check_size
 
 _MOST: Final = 1000
@@ -97,7 +97,11 @@ class AsyncMongoJobStore(Extras):
             database: the name of the database.
             clock: replaces store time.
             prefix: of the names of its collections.
+
+        Raises:
+            ConfigurationError: the client is of another flavour, or the database is no name.
         """
+        check_client(client)
         return cls(MongoDatabase(database_name(database), client=client, clock=clock, prefix=prefix))
 
     async def checks(self, *, quick: bool = False) -> Sequence[Finding]:

@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ratchet.errors import UsageError
+from ratchet.errors import ConfigurationError, UsageError
 from ratchet.spi.capabilities import Capability
 
 if TYPE_CHECKING:
@@ -33,6 +33,21 @@ def make_client(url: str, **options: Any) -> Client:
     from pymongo import MongoClient
 
     return MongoClient(url, **options)
+
+
+def check_client(client: object) -> None:
+    """See that a store can work with the client.
+
+    Raises:
+        ConfigurationError: it is none, or one of another flavour.
+    """
+    from pymongo import MongoClient
+
+    if not isinstance(client, MongoClient):
+        raise ConfigurationError(
+            f"MongoJobStore.from_client takes a MongoClient, not a {type(client).__name__}; an AsyncMongoClient "
+            "or Motor's goes to AsyncMongoJobStore.from_client, a URL to from_url"
+        )
 
 
 def close_client(client: Client) -> None:

@@ -47,7 +47,7 @@ from ratchet_mongo._sync import (
     submission,
 )
 from ratchet_mongo._sync.database import MongoDatabase, database_name
-from ratchet_mongo._sync.flavour import Client, Extras
+from ratchet_mongo._sync.flavour import Client, Extras, check_client
 from ratchet_mongo.moves import check, check_size
 
 _MOST: Final = 1000
@@ -100,7 +100,11 @@ class MongoJobStore(Extras):
             database: the name of the database.
             clock: replaces store time.
             prefix: of the names of its collections.
+
+        Raises:
+            ConfigurationError: the client is of another flavour, or the database is no name.
         """
+        check_client(client)
         return cls(MongoDatabase(database_name(database), client=client, clock=clock, prefix=prefix))
 
     def checks(self, *, quick: bool = False) -> Sequence[Finding]:

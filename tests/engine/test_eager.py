@@ -231,3 +231,14 @@ def test_our_stores_grant_the_claim(store_url: str, tmp_path: Path) -> None:
     assert answer.claim is not None
     assert list(store.held("n")) == [(answer.id, 1)]
     store.close()
+
+
+def test_a_stop_is_not_held_up_by_a_store_that_hangs(faulty: FaultyStore) -> None:
+    """Where the store does not answer, stop comes back in about its time."""
+    scheduler = idle(faulty)
+    held = [faulty.hold(name) for name in ("forget_node", "heartbeat", "held", "nodes")]
+    begin = time.monotonic()
+    scheduler.stop(1)
+    assert time.monotonic() - begin < 10  # one second, and one for each goodbye
+    assert held[0].reached.is_set()
+    faulty.forgive()

@@ -35,7 +35,8 @@ def check_client(client: object) -> None:
     Raises:
         ConfigurationError: it is none, or one of another flavour.
     """
-    from pymongo import AsyncMongoClient, MongoClient
+    from pymongo.asynchronous.mongo_client import AsyncMongoClient
+    from pymongo.synchronous.mongo_client import MongoClient
 
     if isinstance(client, AsyncMongoClient) or isinstance(getattr(client, "delegate", None), MongoClient):
         return

@@ -41,7 +41,7 @@ def check_client(client: object) -> None:
     Raises:
         ConfigurationError: it is none, or one of another flavour.
     """
-    from pymongo import MongoClient
+    from pymongo.synchronous.mongo_client import MongoClient
 
     if not isinstance(client, MongoClient):
         raise ConfigurationError(

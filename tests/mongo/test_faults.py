@@ -324,7 +324,7 @@ def test_what_the_user_may_not_do_is_permanent(rig: Rig, prepare: Callable[[Driv
         except StorePermanentError as error:
             answer = str(error)
         # A sweep that comes with a recovery tells of its errors, and does not stop for them.
-        assert "grant readWrite" in str(answer), f"at {place} of {commands}"
+        assert "log in as a user" in str(answer), f"at {place} of {commands}"
         assert SECRET not in str(answer)
 
 

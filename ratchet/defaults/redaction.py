@@ -72,7 +72,7 @@ def _after_keys(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]
     What looks like a value may contain the next key, so the search goes on after the key, not after
     the value; a bounded number of times, since the values then overlap.
     """
-    position, overlaps = 0, 24
+    position, overlaps = 0, 64
     while (found := pattern.search(text, position)) is not None:
         yield found.end(1), found.end()
         overlaps -= 1

@@ -18,6 +18,7 @@ from ratchet.errors import StoreTransientError
 from ratchet.plugins import open_store
 from ratchet.spi.store import ClaimRequest, Inserted
 from tests.field_cases.faults import FaultyStore
+from tests.field_cases.kit import wait_until
 
 WAIT = 20.0
 begun, leave = threading.Event(), threading.Event()
@@ -36,13 +37,6 @@ def nothing(name: str = "") -> None:
 
 async def later(name: str = "") -> None:
     ran.append(name)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +61,10 @@ def idle(faulty: FaultyStore, **execution: Any) -> Scheduler:
     """A node that has looked once and found nothing."""
     settings = Settings(execution=ExecutionSettings(**{"threads": 2, **execution}))
     scheduler = Scheduler(faulty.store, allow=[__name__], settings=settings).start()
-    until(lambda: faulty.calls["claim"], "the first look")
+    wait_until(lambda: faulty.calls["claim"], WAIT, "the first look")
     assert scheduler.node is not None
     poller = scheduler.node.parts.poller
-    until(lambda: poller.has_room_for(_plain()), "the node is idle")
+    wait_until(lambda: poller.has_room_for(_plain()), WAIT, "the node is idle")
     return scheduler
 
 
@@ -153,7 +147,7 @@ def test_a_node_gets_nothing_that_its_filters_leave_to_others(faulty: FaultyStor
     """A job whose tags this node does not take is PENDING for the others."""
     settings = Settings(execution=ExecutionSettings(**words))
     with Scheduler(faulty.store, allow=[__name__], settings=settings) as scheduler:
-        until(lambda: faulty.calls["claim"], "the first look")
+        wait_until(lambda: faulty.calls["claim"], WAIT, "the first look")
         assert status(scheduler.enqueue(nothing).with_tags("cpu").submit()) == (Status.PENDING, 0)
 
 
@@ -199,7 +193,7 @@ def test_a_node_that_stops_gives_back_the_claim_that_still_comes(faulty: FaultyS
     assert node is not None
     stopper = threading.Thread(target=scheduler.stop, args=(10,))
     stopper.start()
-    until(lambda: node.state == "stopping", "the node stops")
+    wait_until(lambda: node.state == "stopping", WAIT, "the node stops")
     barrier.release()
     stopper.join(WAIT)
     submitter.join(WAIT)
@@ -218,7 +212,7 @@ def test_a_node_without_heartbeat_gets_no_claim(faulty: FaultyStore) -> None:
     faulty.fail("heartbeat", times=10**6)
     node = scheduler.node
     assert node is not None
-    until(lambda: node.parts.watchdog.fenced, "the node is fenced")
+    wait_until(lambda: node.parts.watchdog.fenced, WAIT, "the node is fenced")
     assert status(scheduler.enqueue(nothing).submit()) == (Status.PENDING, 0)
     faulty.forgive()
     scheduler.stop(5)

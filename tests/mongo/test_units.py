@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -38,10 +37,6 @@ pytestmark = pytest.mark.timeout(120)
 
 AGAIN = "TransientTransactionError"
 LONG = timedelta(seconds=60)
-SLOW = 25.0
-PROMPT = 10.0
-"""Seconds in which a busy machine runs a job whose node was woken, and would not if it was not."""
-ROOT = Path(__file__).parents[2]
 
 
 # -- the application's writes and the job ---------------------------------------------------------

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -34,11 +33,6 @@ from tests.mongo.units import Undone, count, orders
 
 pytestmark = pytest.mark.timeout(120)
 
-AGAIN = "TransientTransactionError"
-LONG = timedelta(seconds=60)
-SLOW = 25.0
-PROMPT = 10.0
-"""Seconds in which a busy machine runs a job whose node was woken, and would not if it was not."""
 ROOT = Path(__file__).parents[2]
 
 

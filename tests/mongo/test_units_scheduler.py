@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -30,12 +29,9 @@ from tests.unit import scheduler_kit as kit
 
 pytestmark = pytest.mark.timeout(120)
 
-AGAIN = "TransientTransactionError"
-LONG = timedelta(seconds=60)
 SLOW = 25.0
 PROMPT = 10.0
 """Seconds in which a busy machine runs a job whose node was woken, and would not if it was not."""
-ROOT = Path(__file__).parents[2]
 
 
 # -- handles and wake-ups -----------------------------------------------------------------------------

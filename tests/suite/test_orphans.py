@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 from ratchet.engine.identity import process_started
+from tests.field_cases.kit import wait_until
 
 PARENT = """
 import sys, time
@@ -37,9 +35,4 @@ def test_a_worker_ends_with_the_suite_that_was_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait(10)
     parent.stdout.close()
-    end = time.monotonic() + 20
-    with suppress(ProcessLookupError):
-        while process_started(child) is not None:
-            assert time.monotonic() < end, "the child works on without its parent"
-            os.kill(child, 0)
-            time.sleep(0.02)
+    wait_until(lambda: process_started(child) is None, 20, "the child ends without its parent")

@@ -40,8 +40,6 @@ log = logging.getLogger("ratchet.engine")
 STOP_TIMEOUT: Final = 25.0
 MAX_NOTICE: Final = 5.0
 """Bodies are asked to stop this long before the end of the shutdown (or half of it, if shorter)."""
-
-
 CHECKUP_AFTER: Final = 1.0
 """Seconds from a node's start to its look at whether the store is well."""
 

@@ -1,4 +1,4 @@
-"""What a store finds out about its own database, for ``ratchet doctor`` and for the start of a node."""
+"""What a store finds out about its own database, for ``ratchet doctor`` and for running nodes."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CheckedStore(Protocol):
         """Look at the server, its settings, indexes and query plans; changes nothing.
 
         Args:
-            quick: only what takes a few round trips; asked for whenever a node starts, which logs what is
-                not ok and starts all the same.
+            quick: only what takes a few round trips; asked for by every node a second after its start and
+                once a day; it logs what is not ok.
 
         Raises:
             StoreError: the database cannot be reached. What it does not let one look at is a finding.

@@ -52,7 +52,7 @@ class Inserted(ValueObject):
     def of(cls, new: NewJob, now: datetime) -> Inserted:
         """The answer for a job that is inserted now, with its claim where it has one (`first_claim`)."""
         due = due_time(new, now)
-        claim = None if new.claim_for is None else first_claim(new, due, now)
+        claim = first_claim(new, due, now)
         return cls(
             new.id,
             created=True,

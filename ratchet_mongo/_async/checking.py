@@ -1,4 +1,4 @@
-"""What ``ratchet doctor``, and a node that starts, find out about a MongoDB database; see `ratchet_mongo.examining`."""
+"""What ``ratchet doctor``, and a running node, find out about a MongoDB database; see `ratchet_mongo.examining`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ratchet_mongo.plans import Plan, plan_of
 
 _ACKNOWLEDGED_WITHIN: Final = 3_000
 """Milliseconds for a majority to acknowledge a write."""
-_AT_START: Final = frozenset({"claim", "held claims", "a business key", "a job"})
-"""The hot queries that a starting node has explained: each costs it a round trip."""
+_QUICK: Final = frozenset({"claim", "held claims", "a business key", "a job"})
+"""The hot queries that a running node has explained: each costs it a round trip."""
 
 
 async def checks(database: MongoDatabase, *, quick: bool) -> list[Finding]:
@@ -93,7 +93,7 @@ async def _sharded(database: MongoDatabase, names: Mapping[str, str]) -> list[Fi
 async def _plans(database: MongoDatabase, names: Mapping[str, str], *, quick: bool) -> list[Finding]:
     explained: list[tuple[HotQuery, Plan]] = []
     for query in hot_queries(names.__getitem__, await database.now()):
-        if quick and query.name not in _AT_START:
+        if quick and query.name not in _QUICK:
             continue
         try:
             explained.append((query, plan_of(await _explain(database, query.command))))

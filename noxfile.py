@@ -85,10 +85,9 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Everything on 3.11; on the newer Pythons the unit tests and whatever runs on the memory store."""
     _install(session, "-e", ".[all,test]")
-    # Two at a time where it is a second look; by scope, so that no story is played in both. Alone on 3.11:
-    # times are asserted there, and storms want the machine.
-    narrow = ["--stores=memory", "-m", "not storm", "-n", "2", "--dist", "loadscope", "tests"]
-    narrow = [] if session.python == FULL else narrow
+    # By scope, so that no story is played in both.
+    second_look = ["--stores=memory", "-m", "not storm", "-n", "2", "--dist", "loadscope", "tests"]
+    narrow = [] if session.python == FULL else second_look
     try:
         session.run("python", "-m", "pytest", *narrow, *session.posargs)
     except CommandFailed:
